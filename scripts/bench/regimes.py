@@ -32,6 +32,8 @@ REGIMES = {
         "exchange.codec=topk2",
     ],
     "diloco, H = 30": ["regime={kind: diloco, sync_every: 30}"],
+    "streaming, H = 10": ["regime={kind: streaming, sync_every: 10, fragments: 5, delay: 1}"],
+    "streaming, H = 30": ["regime={kind: streaming, sync_every: 30, fragments: 6, delay: 2}"],
     "never": ["exchange.schedule=off"],
 }
 TOPOLOGY = """

@@ -83,6 +83,8 @@ LATER = 0.2
 """Part of the runs that begin without some of their sites."""
 ROUND_S = 6.0
 """More than a round takes on average once all is well."""
+STEPS_OF_ROUNDS = (1, 1, 2, 5)
+"""Regimes: how many steps of their own sites take in a round."""
 STEP_S = 1.5
 """About what a rank computes before it posts a chunk."""
 FOLLOW_STEP_S = 0.3
@@ -132,6 +134,8 @@ class Simulation:
             from_round=0,
         )
         self.counts["begun with some"] += begin_with != self.names
+        self._steps_of_round = random.Random(f"regime {seed}").choice(STEPS_OF_ROUNDS)
+        self.counts["rounds of several steps"] += self._steps_of_round > 1
         self._outside = Outside(
             self._send_frame,
             self._draw,
@@ -209,7 +213,8 @@ class Simulation:
             for by in self.names:
                 if by != name:
                     self.at(0.2, self._reach, by, name)
-        return SimSite(name, self._outside, self._first, returns=returns)
+        steps = self._steps_of_round
+        return SimSite(name, self._outside, self._first, returns=returns, steps_of_round=steps)
 
     @property
     def sites(self) -> dict[str, SimSite]:

@@ -117,6 +117,8 @@ class SimSite:
     first: Epoch
     returns: bool = False
     """It comes back to a run that goes on."""
+    steps_of_round: int = 1
+    """Steps that the rank takes by itself up to a round, and the one that the round ends."""
     is_alive: bool = True
     """Nothing has killed it."""
     has_ranks: bool = False
@@ -226,13 +228,20 @@ class SimSite:
         totals = tuple(self.results[chunk].total for chunk in chunks)
         self.chains[round_] = hash((self.chains[round_ - 1], round_, totals))
         self.completed = round_
-        for change in self._members.end_step(round_ + 1, lambda _: NOTICE_STEPS):
+        for _ in range(self.steps_of_round - 1):
+            if self._members.end_step(round_, lambda _: NOTICE_STEPS, has_landed=False):
+                raise BrokenPromiseError(f"{self.name}: members change amid round {round_}")
+        for change in self._members.end_step(round_ + 1, self._notice_steps):
             if isinstance(change, CatchingUp | CaughtUp):
                 self._marks = change.epoch
             if isinstance(change, CatchingUp):
                 saved = Saved(round_, dict(self.results), dict(self.chains))
                 self.outside.save(change.epoch, saved)
         self.outside.on_completed(self, round_)
+
+    def _notice_steps(self, _: object) -> int:
+        """Return after how many steps all ranks know: a round ends with the last of them."""
+        return -(-NOTICE_STEPS // self.steps_of_round) * self.steps_of_round
 
     # ------------------------------------------------------------ chunks
 

@@ -28,6 +28,7 @@ EVERYTHING = (
         "no first step",
     ),
     "ended early",
+    "rounds of several steps",
     *("killed gateway", "killed agent", "killed machine", "sessions broken", "drops"),
     *("coordinator now", "coordinator torn", "coordinator full", "coordinator kept"),
 )

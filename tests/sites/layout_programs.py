@@ -6,9 +6,10 @@ The model has what each kind of parallelism cuts: an embedding, layers of two ma
 from __future__ import annotations
 
 import copy
+import itertools
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,9 +29,11 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from isthmus.sites.worker.api.site import Site
 from isthmus.sites.worker.exchange.collectives import Collectives
 from isthmus.sites.worker.exchange.routes import Holders
 from isthmus.sites.worker.exchange.sharding import local_of, whole_of
+from isthmus.sites.worker.regimes.streaming import Streaming
 from isthmus.topology.spec.regime import Regime
 from tests.fakes.ranks import wait_for_all_ranks
 from tests.sites.worker_programs import join_site
@@ -432,9 +435,23 @@ def train(folder: Path, name: str) -> None:
         optimizer.step()
         losses.append(float(loss))
     saved = {"losses": losses, "norms": norms, "place": laid.place, "layout": layout}
+    saved["fragments"] = _fragments_of(site)
     wait_for_all_ranks()
     site.leave()
     torch.save(saved, folder / f"{name}.pt")
+
+
+def _fragments_of(site: Site) -> list[list[tuple[str, int, int]]]:
+    """Return what is in each fragment of `streaming`, of the buckets that this rank shares."""
+    loop = site._parts.synchronisation.loop
+    if not isinstance(loop, Streaming):
+        return []
+    cuts = [[loop._buckets.buckets[place].cut for place in places] for places in loop._fragments]
+    assert not any(each.is_rank_major for each in itertools.chain(*cuts))
+    return [
+        [(part.entry.name, part.start, part.stop) for cut in of for part in cut.slices]
+        for of in cuts
+    ]
 
 
 def train_alike(folder: Path, name: str) -> None:
@@ -734,11 +751,28 @@ def reference_delayed(
     return found, norms
 
 
+@dataclass
+class _Outer:
+    """The outer optimizer of one fragment: its part of each parameter, in one process."""
+
+    parts: list[tuple[int, slice]]
+    """Index of a parameter, and which of its elements."""
+    weights: list[float]
+    """Tokens of each site since the fragment was sent."""
+    lands_at: int = 0
+    common: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Results that are to land, by place in `parts`."""
+
+
 def reference_local_steps(
-    layouts: list[str], num_steps: int, regime: Regime
+    layouts: list[str],
+    num_steps: int,
+    regime: Regime,
+    fragments: Sequence[Iterable[tuple[str, int, int]]] | None = None,
 ) -> tuple[list[list[float]], list[list[float]]]:
     """Train each site by itself, and all by an outer optimizer: an oracle in one process.
 
+    `fragments` have the elements of parameters by name, from start to stop; None: one has all.
     Returns losses by step and data-parallel rank, and norms by step and site.
     """
     models = [net(seed=0) for _ in layouts]
@@ -747,36 +781,53 @@ def reference_local_steps(
     ]
     places = [[*range(DATA_RANKS[each])] for each in layouts]
     firsts = [sum(map(len, places[:at])) for at in range(len(layouts))]
-    common = [each.detach().clone() for each in models[0].parameters()]
+    common = [each.detach().clone().flatten() for each in models[0].parameters()]
     momentum = [torch.zeros_like(each) for each in common]
-    weights = [0.0 for _ in layouts]
+    index_of = {name: index for index, (name, _) in enumerate(models[0].named_parameters())}
+    whole = [(name, 0, common[index].numel()) for name, index in index_of.items()]
+    outers = [
+        _Outer([(index_of[name], slice(*span)) for name, *span in each], [0.0] * len(layouts))
+        for each in fragments or [whole]
+    ]
     found, norms = [], []
-    for step in range(num_steps):
+    for step in range(1, num_steps + 1):
         found.append([0.0] * sum(map(len, places)))
         norms.append([0.0] * len(layouts))
         for site, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             optimizer.zero_grad()
-            tokens = [tokens_of(layouts[site], step, place) for place in places[site]]
+            tokens = [tokens_of(layouts[site], step - 1, place) for place in places[site]]
             for place, count in zip(places[site], tokens, strict=True):
-                inputs, targets = data(step, firsts[site] + place)
+                inputs, targets = data(step - 1, firsts[site] + place)
                 loss = loss_of(model(inputs), targets)
                 backward(loss * count / sum(tokens))
                 found[-1][firsts[site] + place] = float(loss.detach())
             norms[-1][site] = float(nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM))
             optimizer.step()
-            weights[site] += sum(tokens)
-        if (step + 1) % regime.sync_every:
-            continue
-        lr, mu = regime.outer_rates(step + 1, len(layouts))
-        for index, value in enumerate(common):
-            thetas = [[*each.parameters()][index] for each in models]
-            moved = [(value - each.detach()) * w for each, w in zip(thetas, weights, strict=True)]
-            mean = torch.stack(moved).sum(0) / sum(weights)
-            momentum[index] = mu * momentum[index] + mean
-            value -= lr * (mean + mu * momentum[index])
-            for each in thetas:
-                each.data = value.clone()
-        weights = [0.0 for _ in layouts]
+            for each in outers:
+                each.weights[site] += sum(tokens)
+        thetas = [[each.data.view(-1) for each in model.parameters()] for model in models]
+        sent_at = step % regime.period == 0
+        sent = outers[(step // regime.period - 1) % len(outers)] if sent_at else None
+        if sent is not None:
+            lr, mu = regime.outer_rates(step, len(layouts))
+            for place, (index, part) in enumerate(sent.parts):
+                value = common[index][part]
+                moved = [
+                    (value - theta[index][part]) * weight
+                    for theta, weight in zip(thetas, sent.weights, strict=True)
+                ]
+                mean = torch.stack(moved).sum(0) / sum(sent.weights)
+                momentum[index][part] = mu * momentum[index][part] + mean
+                value -= lr * (mean + mu * momentum[index][part])
+                sent.common[place] = value.clone()
+            sent.weights = [0.0] * len(layouts)
+            sent.lands_at = step + regime.delay
+        for each in outers:
+            if each.lands_at == step:
+                for place, (index, part) in enumerate(each.parts):
+                    for theta in thetas:
+                        own = regime.alpha * theta[index][part]
+                        theta[index][part] = own + (1.0 - regime.alpha) * each.common[place]
     return found, norms
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +64,16 @@ def test_two_layouts_train_as_one_process_does(
     digests = [each[2] for each in gateways.digests]
     check_digests(digests, num_steps, sum(ranks), every=sync_every)
     wanted, norms = programs.reference_local_steps(layouts, num_steps, regime)
+    check_trained(saved, layouts, wanted, norms)
+
+
+def check_trained(
+    saved: Mapping[str, Any],
+    layouts: Sequence[str],
+    wanted: list[list[float]],
+    norms: list[list[float]],
+) -> None:
+    """Compare what ranks saved with an oracle's losses and norms."""
     place = 0
     for site, layout in enumerate(layouts):
         own = [each for name, each in saved.items() if name.startswith(f"site{site}-")]
@@ -75,6 +86,47 @@ def test_two_layouts_train_as_one_process_does(
             copies = 2 if layout.startswith(("tp", "lone-")) else 1
             assert found == pytest.approx([each[place] * copies for each in wanted], rel=1e-4)
             place += 1
+
+
+STREAMS = [
+    ("ddp", "fsdp2", 2, 1, 0.5),
+    *(
+        pytest.param(*pair, *case, marks=pytest.mark.exhaustive)
+        for pair in [("fsdp3", "pp"), ("tp", "lone"), ("hsdp", "ep"), ("lone-pp", "ddp")]
+        for case in [(2, 0, 0.0), (2, 2, 0.5), (3, 1, 0.0), (6, 0, 0.5)]
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(("first", "second", "fragments", "delay", "alpha"), STREAMS)
+def test_fragments_land_as_in_one_process(
+    tmp_path: Path, first: str, second: str, fragments: int, delay: int, alpha: float
+) -> None:
+    layouts, num_steps = [first, second], 15
+    write_plan(tmp_path, (first, second), num_steps)
+    outer = OuterOptimizer(lr=0.7, momentum=0.9, ramp_steps=5)
+    regime = regime_of(
+        "streaming", sync_every=6, outer=outer, fragments=fragments, delay=delay, alpha=alpha
+    )
+    job = ["exchange.bucket=64KiB", "regime.kind=streaming", "regime.sync_every=6"]
+    job += [f"regime.fragments={fragments}", f"regime.delay={delay}", f"regime.alpha={alpha}"]
+    job += [f"regime.outer.{key}={value}" for key, value in dataclasses.asdict(outer).items()]
+    ranks = [programs.RANKS[each] for each in layouts]
+    saved, gateways = run(tmp_path, programs.train, ranks, job=job)
+    digests = [each[2] for each in gateways.digests]
+    check_digests(digests, num_steps, sum(ranks), every=6)
+    parts = [
+        {*itertools.chain(*of)}
+        for of in zip(*(each["fragments"] for each in saved.values()), strict=True)
+    ]
+    assert all(parts), "each fragment has something"
+    assert len(parts) == min(fragments, 3), "of three buckets"
+    assert sum(map(len, parts)) == len(set().union(*parts)), "and no two the same"
+    parts += [set()] * (fragments - len(parts))
+    wanted, norms = programs.reference_local_steps(layouts, num_steps, regime, parts)
+    check_trained(saved, layouts, wanted, norms)
 
 
 @pytest.mark.slow

@@ -188,11 +188,6 @@ JOB_MISTAKES: list[tuple[str, str, list[str]]] = [
     ),
     (
         "verify: {parameters_every: 5}",
-        "regime: streaming",
-        ["6:9 streaming is not run yet: use diloco [regime.kind]"],
-    ),
-    (
-        "verify: {parameters_every: 5}",
         "regime: {kind: diloco, start_after: 1}",
         ["6:37 is not run yet: leave it out [regime.start_after]"],
     ),

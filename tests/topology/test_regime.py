@@ -10,7 +10,6 @@ from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.json_fields import read_json, to_json
 from isthmus.topology.spec.regime import (
     KINDS,
-    RUNNABLE,
     OuterOptimizer,
     Regime,
     outer_lr,
@@ -74,16 +73,31 @@ def test_streaming_has_the_most_fragments_that_divide_its_round() -> None:
     assert (given.fragments, given.delay, given.alpha) == (3, 0, 0.0)
 
 
+def test_a_fragment_is_sent_and_lands_before_the_next_one() -> None:
+    regime = regime_of("streaming", sync_every=6, fragments=3, delay=1)
+    steps = range(1, 13)
+    assert [regime.fragment_sent_at(each) for each in steps] == [
+        None, 0, None, 1, None, 2, None, 0, None, 1, None, 2
+    ]  # fmt: skip
+    assert [each for each in steps if regime.lands_at(each)] == [3, 5, 7, 9, 11]
+    assert [each for each in steps if regime.meets_at(each)] == [6, 12]
+    at_once = regime_of("streaming", sync_every=4, fragments=2, delay=0)
+    assert [each for each in steps if at_once.lands_at(each)] == [2, 4, 6, 8, 10, 12]
+    for kind in ("local_sgd", "diloco"):
+        regime = regime_of(kind, sync_every=4)
+        assert [each for each in steps if regime.lands_at(each)] == [4, 8, 12]
+        assert [each for each in steps if regime.meets_at(each)] == [4, 8, 12]
+
+
 def test_kinds_differ_in_whether_sites_take_steps_of_their_own() -> None:
     regimes = [regime_of(kind) for kind in KINDS]
     assert [each.is_sync for each in regimes] == [True, False, False, False, False]
     assert [each.is_local for each in regimes] == [False, False, True, True, True]
     assert [each.sync_every for each in regimes] == [1, 1, 30, 30, 30]
-    assert set(RUNNABLE) < set(KINDS)
 
 
 def test_a_spec_carries_a_regime_that_a_site_must_know() -> None:
-    for kind in ("delayed", "local_sgd", "diloco"):
+    for kind in KINDS[1:]:
         one = spec_of(job(f"regime: {kind}\n"), topology(2))
         written = one.to_bytes()
         assert "job.regime" in json.loads(written)["required"]

@@ -23,7 +23,6 @@ from isthmus.topology.spec.regime import (
     KINDS,
     LOCAL,
     MOMENTUM,
-    RUNNABLE,
     SYNC_EVERY,
     OuterOptimizer,
     Regime,
@@ -145,8 +144,6 @@ class RegimeModel(Strict):
     @model_validator(mode="after")
     def _is_run(self) -> Self:
         """Refuse what sites do not run so far."""
-        if self.kind not in RUNNABLE:
-            raise KeyedError("kind", f"{self.kind} is not run yet: use diloco")
         if self.start_after:
             raise KeyedError("start_after", "is not run yet: leave it out")
         return self

@@ -19,9 +19,6 @@ KINDS = ("sync", "delayed", "local_sgd", "diloco", "streaming")
 `streaming`: DiLoCo in fragments, whose results land while training goes on."""
 LOCAL = ("local_sgd", "diloco", "streaming")
 """The kinds in which each site takes steps of its own between rounds."""
-RUNNABLE = ("sync", "delayed", "local_sgd", "diloco")
-"""The kinds that sites run so far; none runs `start_after` yet."""
-
 SYNC_EVERY = 30
 """Default H: as good as gradients in every step at 1 B parameters (2501.18512, table 5)."""
 FRAGMENTS_MAX = 8
@@ -80,12 +77,27 @@ class Regime:
         """Whether each site takes steps of its own between rounds."""
         return self.kind in LOCAL
 
-    def lands_at(self, step: int) -> bool:
-        """Whether all sites hold the same after a step: a round of theirs has ended with it.
+    @property
+    def period(self) -> int:
+        """Steps between two rounds: of a fragment each, where there are several."""
+        return self.sync_every // self.fragments
 
-        Steps count from 1.
+    def lands_at(self, step: int) -> bool:
+        """Whether the result of a round is there when a step ends. Steps count from 1."""
+        return step > self.delay and (step - self.delay) % self.period == 0
+
+    def meets_at(self, step: int) -> bool:
+        """Whether all sites can hold the same after a step, as a checkpoint wants it.
+
+        Nothing is under way then. Steps count from 1.
         """
         return step % self.sync_every == 0
+
+    def fragment_sent_at(self, step: int) -> int | None:
+        """Return which fragment is sent when a step has ended; None: none is."""
+        if step % self.period:
+            return None
+        return (step // self.period - 1) % self.fragments
 
     def outer_rates(self, step: int, num_sites: int) -> tuple[float, float]:
         """Return the outer learning rate and momentum of a round of a local kind.

@@ -79,7 +79,7 @@ class Rejoining:
         if self._entry is None:
             return
         num_rounds = self._averaging.pipeline.num_rounds
-        has_landed = self._regime.lands_at(step)
+        has_landed = self._regime.meets_at(step)
         for change in self._members.end_step(num_rounds, self._notice_steps, has_landed=has_landed):
             self._apply(self._entry, change)
 

@@ -262,7 +262,7 @@ class Synchronisation:
 
         def average() -> None:
             step, since = self._steps.num_steps, self._steps.num_steps - self._regime.sync_every
-            if self._regime.lands_at(step) and step // every > since // every:
+            if self._regime.meets_at(step) and step // every > since // every:
                 self._averaging.average(buffers)
 
         self._average_buffers = average
@@ -399,7 +399,8 @@ class Synchronisation:
         def hashes() -> ParameterHashes | None:
             # A pipeline's ranks have unlike optimizers.
             others = [] if agreement.tensors.is_split else _others(hook, optimizers)
-            return agreement.state.digest(dict([*hook.parameters_now(), *others]))
+            with self.global_parameters():
+                return agreement.state.digest(dict([*hook.parameters_now(), *others]))
 
         def take_rounds() -> list[Round]:
             landed = [] if now.loop is None else now.loop.take_rounds()
@@ -453,8 +454,11 @@ class Synchronisation:
         loop: RegimeLoop
         if self._regime.is_local:
             from isthmus.sites.worker.regimes.local_steps import LocalSteps
+            from isthmus.sites.worker.regimes.streaming import Streaming
 
-            loop = LocalSteps(
+            self._averaging.missing_sites.delay_steps = self._regime.delay
+            kind = Streaming if self._regime.kind == "streaming" else LocalSteps
+            loop = kind(
                 hook,
                 buckets,
                 self._now.optimizers[0],

@@ -112,7 +112,7 @@ class LocalSteps:
     def close(self) -> None:
         """End it between two steps, the same ones at all sites: steps of their own count."""
         if self._has_moved and self._buckets.can_wait:
-            self._land()
+            self._meet()
         for each in self._undo:
             each()
         self._hook.after_gradients = None
@@ -125,7 +125,7 @@ class LocalSteps:
             return
         kept = {name: local_of(each).to("cpu", copy=True) for name, each in self._trained.items()}
         self._is_away = True
-        with _written(self._trained) as flats:
+        with written(self._trained) as flats:
             self._buckets.give_shards([each.parameters for each in self._shards], flats)
         try:
             yield
@@ -152,7 +152,10 @@ class LocalSteps:
             {name: local_of(each) for name, each in grads.items() if each is not None}
         )
         if self._counts():
-            self._tokens += self._hook.latest.tokens
+            self._add_tokens(self._hook.latest.tokens)
+
+    def _add_tokens(self, tokens: float) -> None:
+        self._tokens += tokens
 
     def _before_step(self, *_: object) -> None:
         """Note what the first step begins with.
@@ -201,17 +204,26 @@ class LocalSteps:
         """Meet the other sites, if a round ends with this step."""
         self._step, self._common, self._has_moved = step, {}, True
         if self._regime.lands_at(step):
-            self._land()
+            self._meet()
 
-    def _land(self) -> None:
+    def _meet(self) -> None:
         """Have parameters be the global ones, by a round of all sites."""
-        rates = Rates(*self._regime.outer_rates(self._step, self._num_sites()))
-        for each in self._shards:
-            each.rates = rates
-        self._latest_tokens, self._tokens = self._tokens, 0.0
-        with _written(self._trained) as flats:
+        self._set_rates(self._shards)
+        self._latest_tokens = self._take_tokens()
+        with written(self._trained) as flats:
             self._landed.append(self._buckets.exchange(self._latest_tokens, flats, self._shards))
         self._has_moved = False
+
+    def _set_rates(self, shards: Sequence[OuterShard]) -> None:
+        """Have a round of these shards, which begins now, end with the outer step of this step."""
+        rates = Rates(*self._regime.outer_rates(self._step, self._num_sites()))
+        for each in shards:
+            each.rates = rates
+
+    def _take_tokens(self) -> float:
+        """Return this rank's tokens since the latest round, and count anew."""
+        tokens, self._tokens = self._tokens, 0.0
+        return tokens
 
     def after_end(self) -> None:
         """Do nothing: the round was in the step."""
@@ -231,11 +243,15 @@ class LocalSteps:
             return False
         if not is_last:
             self._average_moments()
+        self._note_common()
+        return True
+
+    def _note_common(self) -> None:
+        """Have the global parameters and the momentum be what is written."""
         self._common = self._gathered(_GLOBAL, [each.parameters for each in self._shards])
         momenta = [each.momentum for each in self._shards if each.momentum is not None]
         if momenta:
             self._common |= self._gathered(_MOMENTUM, momenta)
-        return True
 
     def tensors(self) -> Tensors:
         """Return what all sites have beside the model, after `make_common`: references."""
@@ -272,7 +288,7 @@ class LocalSteps:
                 if is_moment and value.is_floating_point() and key != _COUNT:
                     moments.setdefault(key, {})[name] = value
         for place, (key, found) in enumerate(sorted(moments.items())):
-            with _written(found) as flats:
+            with written(found) as flats:
                 # A parameter that this site has not used has none here, and may at another site.
                 absent = {
                     name: torch.zeros_like(local_of(each)).view(-1)
@@ -283,7 +299,7 @@ class LocalSteps:
 
 
 @contextmanager
-def _written(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+def written(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
     """Have what this rank holds of tensors be what is written into flat ones in this context."""
     with torch.no_grad():
         locals_ = {name: local_of(each) for name, each in tensors.items()}

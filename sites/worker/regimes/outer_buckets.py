@@ -35,6 +35,9 @@ from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
 from isthmus.sites.worker.layouts.canonical import Agreed, BucketCut, GradientPlan
 from isthmus.sites.worker.layouts.sharded_state import held_pieces
 
+Pieces = Sequence[torch.Tensor]
+"""What a rank holds of a bucket, of each of its slices in turn."""
+
 
 @dataclass(frozen=True, slots=True)
 class OuterBucket:
@@ -90,6 +93,8 @@ class OuterBuckets:
         self.data_ranks = hook.data_ranks
         self.buckets: Sequence[OuterBucket] = ()
         """The buckets that this rank has a part of."""
+        self._all_numel: Mapping[int, int] = {}
+        """Elements of each bucket of all ranks, by number, in order."""
         self._groups: set[Ranks] = set()
         """The ranks that share a bucket whose elements move among them."""
         self._flags: UsedFlags | None = None
@@ -98,16 +103,18 @@ class OuterBuckets:
     def agree(self, agreed: Agreed, plan: GradientPlan) -> Set[Ranks]:
         """Prepare for the buckets that all sites have agreed on: as `AgreedHook.agree`."""
         rank = dist.get_rank()
-        buckets = []
+        buckets, all_numel = [], {}
         for gradient_cut, sharing in plan.cuts:
             cut = dataclasses.replace(gradient_cut, is_gradient=False)
             ranks = participants(cut.parts(agreed.here))
+            numel = sum(each.stop - each.start for each in cut.slices)
+            all_numel[cut.number] = numel * (len(ranks) if cut.is_rank_major else 1)
             if not cut.is_rank_major:
                 self._groups.add(ranks)
             if rank in ranks:
                 route = cut.route(agreed.here, rank)
                 buckets.append(OuterBucket(cut, gradient_cut.layout, sharing, route))
-        self.buckets = buckets
+        self.buckets, self._all_numel = buckets, all_numel
         for name in self.own:
             groups_of = agreed.here.holders[name].groups
             held = next(holding for holding, sharing in groups_of if rank in sharing)
@@ -178,6 +185,59 @@ class OuterBuckets:
         """Return the parameters of which any site had a value in the latest round."""
         assert self._flags is not None, "agree comes first"
         return self._flags.read()
+
+    def fragments(self, count: int) -> list[list[int]]:
+        """Return the places in `buckets` of each of so many fragments, alike at all sites.
+
+        Fragments have about equally many elements. Buckets that lie beside each other are in
+        different ones, as in Streaming DiLoCo's strided fragments. There are at most as many as
+        buckets, so there are none without elements; this rank may have none of these.
+        """
+        count = min(count, len(self._all_numel))
+        sizes, fragment_of = [0] * count, {}
+        for number, numel in self._all_numel.items():
+            smallest = min(range(count), key=sizes.__getitem__)
+            fragment_of[number] = smallest
+            sizes[smallest] += numel
+        found: list[list[int]] = [[] for _ in range(count)]
+        for place, each in enumerate(self.buckets):
+            found[fragment_of[each.cut.number]].append(place)
+        return found
+
+    def pieces_of(self, bucket: OuterBucket, flats: Mapping[str, torch.Tensor]) -> Pieces:
+        """Return what this rank holds of a bucket: views of `flats`, as `send` has them."""
+        return held_pieces(bucket.cut, bucket.route, flats)
+
+    def send_some(
+        self,
+        tokens: float,
+        flats: Mapping[str, torch.Tensor],
+        buckets: Sequence[tuple[OuterBucket, Pieces, ShardWork]],
+    ) -> Round:
+        """Begin to exchange some of the buckets, the same ones at all ranks that have a part.
+
+        Args:
+            tokens: as `exchange`.
+            flats: as `send`, of what is in `buckets`: a value that is not finite is named by them.
+            buckets: each with what it is of now and gets the result, and what is done to this
+                rank's shard. The pieces are anything until `wait_some`.
+        """
+        terms = RoundTerms(
+            is_gradient=True, what="value", is_background=True, counted_by=self.data_ranks
+        )
+        opened = self._pipeline.begin(tokens, terms)
+        self._futures = [
+            self._submit(each, flats, of, pieces=pieces) for each, pieces, of in buckets
+        ]
+        self._pipeline.release()
+        return opened
+
+    def wait_some(self, sent: Round) -> None:
+        """Wait until what was sent is in place; on CUDA the current stream does, too."""
+        self._pipeline.wait(sent)
+        for future in self._futures:
+            future.wait()
+        self._futures = []
 
     # ---------------------------------------------------------------- while training waits
 
@@ -294,9 +354,11 @@ class OuterBuckets:
         bucket: OuterBucket,
         flats: Mapping[str, torch.Tensor],
         work: ShardWork | None = None,
+        *,
+        pieces: Pieces | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
         return self._pipeline.submit(
-            held_pieces(bucket.cut, bucket.route, flats),
+            self.pieces_of(bucket, flats) if pieces is None else pieces,
             bucket.layout,
             exact=bucket.cut.exact,
             route=bucket.route,
