@@ -168,35 +168,40 @@ def test_without_inner_steps_nothing_moves(dtype: torch.dtype) -> None:
 
 
 SYNC_EVERY = ["regime.kind=diloco", "regime.sync_every=2", "regime.outer.ramp_steps=4"]
+STREAMED = ["regime.kind=streaming", *SYNC_EVERY[1:], "regime.fragments=2", "regime.alpha=0.5"]
 
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "layouts",
+    ("layouts", "more", "steps"),
     [
-        ("ddp", "fsdp2"),
+        (("ddp", "fsdp2"), SYNC_EVERY, [4]),
+        (("ddp", "fsdp2"), STREAMED, [4, 5]),
         *(
-            pytest.param(each, marks=pytest.mark.exhaustive)
+            pytest.param(each, *case, marks=pytest.mark.exhaustive)
             for each in [("pp", "tp"), ("hsdp", "ep"), ("lone", "fsdp3")]
+            for case in [(SYNC_EVERY, [4]), (STREAMED, [4, 5])]
         ),
     ],
 )
 def test_what_was_saved_goes_on_with_the_same_bits(
-    tmp_path: Path, layouts: tuple[str, str]
+    tmp_path: Path, layouts: tuple[str, str], more: list[str], steps: list[int]
 ) -> None:
-    """Of model, inner and outer optimizer. The step after the last round is not saved."""
-    whole = saved.run(tmp_path / "whole", layouts, is_noisy=True, more=SYNC_EVERY)
+    """Of model, inner and outer optimizer.
+
+    A step of `diloco` after the last round is not saved. Of `streaming` the global parameters are.
+    """
+    whole = saved.run(tmp_path / "whole", layouts, is_noisy=True, more=more)
     resume = whole / checkpoint_name(saved.SAVED)
-    resumed = saved.run(
-        tmp_path / "resumed", layouts, resume=resume, is_noisy=True, more=SYNC_EVERY
-    )
-    assert [each.name for each in sorted(resumed.glob("step-*"))] == [checkpoint_name(4)]
-    expected, found = (saved.everything(each, 4) for each in (whole, resumed))
-    assert found.keys() == expected.keys()
-    different = [name for name, each in found.items() if not torch.equal(each, expected[name])]
-    assert not different
+    resumed = saved.run(tmp_path / "resumed", layouts, resume=resume, is_noisy=True, more=more)
+    written = [each.name for each in sorted(resumed.glob("step-*"))]
+    assert written == [checkpoint_name(each) for each in steps]
+    for step in steps:
+        expected, found = (saved.everything(each, step) for each in (whole, resumed))
+        assert found.keys() == expected.keys()
+        assert not [name for name, each in found.items() if not torch.equal(each, expected[name])]
     names = [name for name, _ in programs.net(seed=0).named_parameters()]
     for name in names:
         assert torch.equal(found[f"outer/global/{name}"], found[f"model/{name}"])

@@ -67,6 +67,22 @@ class Regime:
     """In `delayed`: whether gradients are computed at a look-ahead point, to which the site's own
     last gradient leads."""
 
+    def in_words(self) -> str:
+        """Return when sites exchange: `diloco: rounds of 30 steps`."""
+        match self.kind:
+            case "sync":
+                return "sync: each step waits for the mean gradient"
+            case "delayed":
+                look = "computed ahead" if self.look else "computed without looking ahead"
+                return f"delayed: a gradient counts one step later, the next one is {look}"
+            case "streaming":
+                each = f"{self.fragments} fragments, one every {self.period} steps"
+                return (
+                    f"streaming: rounds of {self.sync_every} steps in {each}, "
+                    f"back {self.delay} later"
+                )
+        return f"{self.kind}: rounds of {self.sync_every} steps"
+
     @property
     def is_sync(self) -> bool:
         """Whether the mean gradient of each step is applied in that step."""

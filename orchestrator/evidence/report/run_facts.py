@@ -110,6 +110,8 @@ class PlanFacts:
     schedule: str
     compute: str
     verify_every: int
+    regime: str
+    """When sites exchange, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,7 +340,8 @@ def _plan(record: RunRecord, gaps: list[str]) -> PlanFacts | None:
         channels_per_link=job.exchange.channels_per_link,
         schedule=job.exchange.schedule,
         compute=job.trainer.compute,
-        verify_every=job.verify_every,
+        verify_every=job.verify_every * job.regime.sync_every,
+        regime=job.regime.in_words(),
     )
 
 

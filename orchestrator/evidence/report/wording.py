@@ -183,6 +183,7 @@ def plan_lines(facts: RunFacts) -> list[tuple[str, str]]:
     }
     verified = f"every {plan.verify_every} steps" if plan.verify_every else "never"
     return [
+        ("regime", plan.regime),
         ("reduction", plan.reduction),
         ("exchange between", "; ".join(f"{a} and {b}" for a, b in plan.edges) or "nobody"),
         ("codec", _codecs(plan.codecs)),
