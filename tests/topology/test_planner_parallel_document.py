@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from isthmus.topology.cost.local_sgd import local_round
 from isthmus.topology.documents.load import load_job, load_topology
 from isthmus.topology.documents.run_documents import DocumentText, load_run
 from isthmus.topology.model.buckets import gradient_bytes
@@ -18,7 +17,6 @@ from isthmus.topology.planner.alternatives import widened
 from isthmus.topology.planner.document import PlanFile, plan_text
 from isthmus.topology.planner.explain import WANTED, wider_for
 from isthmus.topology.planner.plan import make_plan
-from isthmus.topology.planner.regime import rounds
 from isthmus.topology.planner.search import Search
 from isthmus.topology.simulator.settings import Settings
 from isthmus.topology.simulator.simulation import simulate
@@ -227,24 +225,17 @@ def test_a_model_that_fits_nowhere_is_refused_with_the_reason() -> None:
 
 
 @pytest.mark.slow
-def test_fewer_exchanges_are_recommended_only_where_they_are_permitted() -> None:
-    assert "DiLoCo" not in two_sites_plan()
+def test_a_regime_is_decided_only_where_it_is_permitted() -> None:
+    assert "regime" not in two_sites_plan()["decisions"]
     far = described_job(
         dataclasses.replace(MODEL, global_batch=64), sites="all", max_sync_period=64
     )
-    permitted = said(make_plan(far, sites_of_nodes([1, 1], [(0, 1, 1e9, 0.05)])))
-    assert re.search(r"Recommended is (streaming|DiLoCo), if your training tolerates it", permitted)
-    assert "This version exchanges every step all the same" in permitted
-
-
-@pytest.mark.parametrize("most", [2, 7, 8, 30, 500])
-def test_rounds_are_permitted_and_those_of_the_cost_model(most: int) -> None:
-    for found, fragments in rounds(1.0, 10.0, most):
-        assert found.steps <= most
-        assert fragments <= found.steps
-        overlap_steps = 0 if fragments == 1 else 1
-        again = local_round(found.steps, 1.0, 10.0 / fragments, fragments, overlap_steps)
-        assert again == found
+    plan = make_plan(far, sites_of_nodes([1, 1], [(0, 1, 1e9, 0.05)]))
+    decided = plan["decisions"]["regime"]
+    assert decided["kind"] in ("diloco", "streaming")
+    assert f"The regime is {decided['kind']}: rounds of {decided['sync_every']} steps" in said(plan)
+    assert decided["sync_every"] <= 64
+    assert plan["predicted"]["step_s"] < min(each["step_s"] for each in plan["alternatives"])
 
 
 @pytest.mark.slow

@@ -293,6 +293,12 @@ class PlanModel(Strict):
         int,
         Field(ge=1, le=100_000, description="Steps between two exchanges that are permitted."),
     ] = _WISHES.max_sync_period
+    max_loss_gap: Annotated[
+        Share | None,
+        Field(
+            description="How much more loss than sync's a regime may be expected to end with: 1%."
+        ),
+    ] = _WISHES.max_loss_gap
     objective: Annotated[str, *choice(OBJECTIVES)] = _WISHES.objective
     micro_batch: Annotated[
         str,

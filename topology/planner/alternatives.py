@@ -37,9 +37,12 @@ GBIT_BYTES_PER_S = 125e6
 class Alternatives:
     """The best choice, and the alternatives that it was compared with."""
 
-    def __init__(self, search: Search, best: Choice) -> None:
-        """Compare a choice with alternatives; adopt any that is better."""
-        self.search, self.choice = search, best
+    def __init__(self, search: Search, best: Choice, *, is_fixed: bool = False) -> None:
+        """Compare a choice with alternatives; adopt any that is better, unless it is fixed.
+
+        A choice is fixed whose step is no measure: under its regime it is another.
+        """
+        self.search, self.choice, self._is_fixed = search, best, is_fixed
         better: Choice | None = best
         while better is not None:
             self.choice = better
@@ -47,7 +50,7 @@ class Alternatives:
             self._by_site = {
                 site.name: self._otherwise(site.name) for site in search.topology.sites
             }
-            better = self._better()
+            better = None if is_fixed else self._better()
 
     def _better(self) -> Choice | None:
         """Return the best permitted alternative if it is better than the choice; else None."""
@@ -88,7 +91,7 @@ class Alternatives:
     def _no_better(self, other: Choice) -> Choice:
         """Return a permitted plan as `compared`; what is better by rounding counts as equal."""
         compared, choice = self.compared(other), self.choice
-        if compared.rank[0] >= choice.rank[0]:
+        if self._is_fixed or compared.rank[0] >= choice.rank[0]:
             return compared
         if self.search.wishes.objective == "cost":
             return dataclasses.replace(compared, usd_per_step=choice.usd_per_step)

@@ -15,6 +15,7 @@ from isthmus.topology.models.job_model import (
     PlacedModel,
     ReductionModel,
 )
+from isthmus.topology.models.regime_model import RegimeModel
 from isthmus.topology.spec.job import CODECS
 from isthmus.topology.text.validation import Count, Number, Strict, Text, choice, version_one
 
@@ -50,6 +51,7 @@ class DecisionsModel(Strict):
     exchange: DecidedExchangeModel
     reduction: ReductionModel
     micro_batch: Count | None = None
+    regime: RegimeModel | None = None
 
 
 class PredictedModel(Strict):

@@ -13,7 +13,7 @@ from isthmus.topology.planner.alternatives import Alternatives, widened
 from isthmus.topology.planner.choice import Choice, usd_per_s
 from isthmus.topology.planner.cuts import in_words
 from isthmus.topology.planner.memory_fit import largest_micro_batch
-from isthmus.topology.planner.regime import regime
+from isthmus.topology.planner.regime import Timed
 from isthmus.topology.planner.search import Search, fastest_cuts
 from isthmus.topology.planner.spreads import busiest
 from isthmus.topology.spec.compute import num_parameters
@@ -144,7 +144,6 @@ def sentences(
         texts += _hidden(choice, model)
         if search.job.workload is not None:
             texts.append(_needed(search, choice))
-    texts += _regime(others)
     return texts
 
 
@@ -343,24 +342,32 @@ def wider_for(search: Search, choice: Choice, wanted: float) -> float:
     return high
 
 
-def _regime(others: Alternatives) -> list[str]:
-    """Return sentences on the gain of less frequent exchange, also with all sites."""
+def timed_sets(others: Alternatives) -> list[Timed]:
+    """Return the sets of sites that may run another regime: the choice's, and all sites."""
     search, choice = others.search, others.choice
-    if search.wishes.max_sync_period == 1:
-        return []
-    job, asked = search.job, {}
+    job = search.job
+    found: list[Timed] = []
     parameters = (
         num_parameters(job.trainer.model)
         if job.workload is None
         else workload_described(job.workload).parameters
     )
-    for each in (choice, others.everybody if others.is_free else None):
-        if each is None or len(each.sites) == 1:
+    everybody = others.everybody if others.is_free and job.regime.is_sync else None
+    for each in (choice, everybody):
+        if each is None or len(each.sites) == 1 or each.sites in [of.choice.sites for of in found]:
             continue
-        exchange_s = each.model(job, search.topology).exchange_s(each.timings)
-        ranks = min(search.topology.site(name).num_ranks for name in each.sites)
-        asked[each.sites] = (by_themselves(search, each)[1], exchange_s, parameters / ranks)
-    return regime(search.wishes.max_sync_period, choice.sites, choice.step_s, asked)
+        here = each.topology(search.topology)
+        found.append(
+            Timed(
+                choice=each,
+                alone_s=by_themselves(search, each)[1],
+                exchange_s=each.model(job, search.topology).exchange_s(each.timings),
+                parameters=parameters,
+                parameters_of_rank=parameters / min(site.num_ranks for site in here.sites),
+                usd_per_s=usd_per_s(here),
+            )
+        )
+    return found
 
 
 def _share(value: float) -> str:

@@ -11,8 +11,16 @@ from isthmus.topology.model.step_model import StepModel
 from isthmus.topology.planner.alternatives import Alternatives
 from isthmus.topology.planner.choice import Choice
 from isthmus.topology.planner.cuts import in_words
-from isthmus.topology.planner.explain import binding, efficiency, num_tokens, sentences
+from isthmus.topology.planner.explain import (
+    binding,
+    efficiency,
+    num_tokens,
+    sentences,
+    timed_sets,
+)
 from isthmus.topology.planner.memory_fit import too_large
+from isthmus.topology.planner.regime import Candidate, chosen, is_asked, waits
+from isthmus.topology.planner.regime import sentences as regime_sentences
 from isthmus.topology.planner.search import Search
 from isthmus.topology.planner.sources import inputs, warnings
 from isthmus.topology.spec.errors import ConfigError, Problem
@@ -45,6 +53,9 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
     if best is None:
         raise _impossible(search)
     others = Alternatives(search, best)
+    regime, texts = _regime(others)
+    if regime is not None and regime.timed.choice is not others.choice:
+        others = Alternatives(search, regime.timed.choice, is_fixed=True)
     choice = others.choice
     decided, here = choice.job(job), choice.topology(topology)
     model = StepModel(decided, here, choice.candidate.plan)
@@ -54,9 +65,9 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
         "version": 1,
         "made_for": {"job": job_hash, "topology": topology_hash},
         "decisions": decisions(choice, job),
-        "predicted": _predicted(search, choice, model),
-        "binding": binding(search, choice, model),
-        "why": sentences(others, model, within),
+        "predicted": _predicted(search, choice, model, regime),
+        "binding": binding(search, choice, model) if regime is None else waits(regime),
+        "why": [*sentences(others, model, within), *texts],
         "warnings": [
             *warnings(job, topology, choice),
             *too_large(decided, here),
@@ -68,8 +79,21 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
     }
     if within:
         plain["inside"] = within
+    if regime is not None and job.regime.is_sync:
+        plain["decisions"]["regime"] = regime.decision()
     rounded: dict[str, Any] = _rounded(plain)
     return rounded
+
+
+def _regime(others: Alternatives) -> tuple[Candidate | None, list[str]]:
+    """Return the regime to run, None for `sync`, and sentences on it."""
+    own, wishes = others.search.job.regime, others.search.wishes
+    if not is_asked(own, wishes):
+        return None, []
+    best, found = chosen(own, wishes, others.choice, timed_sets(others))
+    if not found:
+        return None, []
+    return best, regime_sentences(best, found, wishes, others.choice)
 
 
 def decisions(choice: Choice, job: Job) -> dict[str, Any]:
@@ -110,15 +134,19 @@ def decisions(choice: Choice, job: Job) -> dict[str, Any]:
     return decided
 
 
-def _predicted(search: Search, choice: Choice, model: StepModel) -> dict[str, float]:
+def _predicted(
+    search: Search, choice: Choice, model: StepModel, regime: Candidate | None
+) -> dict[str, float]:
+    step_s = choice.step_s if regime is None else regime.step_s
+    period = 1 if regime is None else regime.regime.sync_every
     return {
-        "step_s": choice.step_s,
+        "step_s": step_s,
         "compute_s": max(each.alone_s for each in choice.timings),
         "exchange_s": model.exchange_s(choice.timings),
-        "efficiency": efficiency(search, choice),
-        "tokens_per_s": num_tokens(search.job) / choice.step_s,
-        "egress_bytes_per_step": math.fsum(model.link_bytes.values()),
-        "usd_per_step": choice.usd_per_step,
+        "efficiency": efficiency(search, choice) * choice.step_s / step_s,
+        "tokens_per_s": num_tokens(search.job) / step_s,
+        "egress_bytes_per_step": math.fsum(model.link_bytes.values()) / period,
+        "usd_per_step": choice.usd_per_step if regime is None else regime.usd_per_step,
     }
 
 

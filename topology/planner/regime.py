@@ -1,94 +1,231 @@
-"""Estimates the gain of exchanging less often than every step, if a job permits it. Pure.
+"""Chooses the regime of a plan, among those that the job permits. Pure.
 
-It compares exchange in every step, DiLoCo rounds of H inner steps, and streaming in fragments, each
-applied a step after it was sent (topology/cost/local_sgd.py). A plan only reports the result: it
-always plans exchange in every step.
+The search (search.py) plans exchange in every step. Here that plan, and the one over all sites, are
+compared with `delayed`, with DiLoCo's rounds, and with streaming in fragments: their steps by the
+closed form (topology/cost/local_sgd.py), the loss that they are expected to cost by published
+priors (loss_gaps.py). Sites, trees, codecs and the spread of the batch stay those of the search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from isthmus.topology.cost.local_sgd import Round, local_round
 from isthmus.topology.cost.memory import outer_optimizer_bytes
+from isthmus.topology.planner.choice import Choice
+from isthmus.topology.planner.loss_gaps import loss_gap
+from isthmus.topology.spec.plan_wishes import PlanWishes
+from isthmus.topology.spec.regime import Regime, regime_of
 from isthmus.topology.spec.units import format_duration, format_fraction, format_size, significant
 
 _UTILISED = 0.95
 """Target share of a round's time that is compute."""
-_GAIN = 0.01
-"""Smallest gain, as a share of a step, that is reported."""
+_GAIN = 0.02
+"""Smallest gain, as a share of a step, for which a plan leaves a more exact regime."""
 _FRAGMENTS = 8
 """Largest number of fragments in streaming."""
+_DELAY = 10
+"""Largest delay of a fragment in steps: up to it the loss differs by less than 0.2 %
+(arXiv 2501.18512, figure 8)."""
 
 
-def regime(
-    most: int,
-    sites: tuple[str, ...],
-    step_s: float,
-    asked: Mapping[tuple[str, ...], tuple[float, float, float]],
-) -> list[str]:
-    """Return sentences on longer rounds; empty if the job permits none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """A plan's sites without their exchange, and the exchange by itself."""
+
+    choice: Choice
+    alone_s: float
+    """Seconds of a step in which nothing crosses."""
+    exchange_s: float
+    """Seconds of an exchange that nothing hides."""
+    parameters: float
+    """Of the model."""
+    parameters_of_rank: float
+    """Of a rank: those that it keeps an outer optimizer for."""
+    usd_per_s: float
+    """Of all accelerators."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One regime over some sites."""
+
+    regime: Regime
+    timed: Timed
+    step_s: float
+    """The mean seconds of a step, with its part of the exchange."""
+    usd_per_step: float
+    """In the mean: accelerators, and what crosses."""
+    gap: float
+    """Loss beyond that of `sync`, as a share of it: a prior."""
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the time that is compute."""
+        return min(1.0, self.timed.alone_s / self.step_s)
+
+    @property
+    def what(self) -> str:
+        """The regime in words, with its sites."""
+        return f"{self.regime.in_words()}, over {', '.join(self.timed.choice.sites)}"
+
+    def decision(self) -> dict[str, Any]:
+        """Return the job's `regime` section."""
+        written: dict[str, Any] = {"kind": self.regime.kind}
+        if self.regime.is_local:
+            written["sync_every"] = self.regime.sync_every
+        if self.regime.kind == "streaming":
+            written |= {"fragments": self.regime.fragments, "delay": self.regime.delay}
+        return written
+
+
+def chosen(
+    own: Regime, wishes: PlanWishes, sync: Choice, timed: Sequence[Timed]
+) -> tuple[Candidate | None, list[Candidate]]:
+    """Return the regime to run, and all that were compared, the best first.
+
+    None: exchange in every step stays, for nothing else is permitted or gains enough.
 
     Args:
-        most: Permitted steps between two exchanges.
-        sites: Sites of the plan, which exchanges in every step.
-        step_s: Step of the plan.
-        asked: By set of sites: seconds of a step without exchange, seconds of an exchange without
-            overlap, and parameters per accelerator with outer state.
+        own: The job's own regime; where it is not `sync`, there is nothing to choose.
+        wishes: What the job permits.
+        sync: The plan that exchanges in every step.
+        timed: Sets of sites that may run it, of more than one site each.
     """
-    if most == 1 or not asked:
-        return []
-    by_sites = {
-        who: rounds(compute_s, there_s, most) for who, (compute_s, there_s, _) in asked.items()
-    }
-    who, (plain, streamed) = min(
-        by_sites.items(), key=lambda each: min(one.step_s for one, _ in each[1])
-    )
-    best = min((plain, streamed), key=lambda each: (each[0].step_s, each[1]))
-    if best[0].step_s > (1 - _GAIN) * step_s:
+    if not own.is_sync:
+        fixed = [_candidate(own, each) for each in timed[:1]]
+        return (fixed[0] if fixed else None), fixed
+    found = [
+        candidate
+        for each in timed
+        for candidate in _candidates(each, wishes.max_sync_period)
+        if _is_permitted(candidate, wishes)
+    ]
+    figure: Callable[[Choice | Candidate], float] = _usd if wishes.objective == "cost" else _time
+    found.sort(key=figure)
+    good = [each for each in found if figure(each) < (1 - _GAIN) * figure(sync)]
+    if not good:
+        return None, found
+    near = [each for each in good if figure(each) <= (1 + _GAIN) * figure(good[0])]
+    return min(near, key=lambda each: (each.gap, each.regime.sync_every, figure(each))), found
+
+
+def _time(plan: Choice | Candidate) -> float:
+    return plan.step_s
+
+
+def _usd(plan: Choice | Candidate) -> float:
+    return plan.usd_per_step
+
+
+def is_asked(own: Regime, wishes: PlanWishes) -> bool:
+    """Whether another regime than `sync` is given or permitted."""
+    return not own.is_sync or wishes.max_sync_period > 1 or wishes.max_loss_gap is not None
+
+
+def sentences(
+    best: Candidate | None, found: Sequence[Candidate], wishes: PlanWishes, sync: Choice
+) -> list[str]:
+    """Return what is to be said of the choice, a sentence or two an entry."""
+    permitted = f"plan.max_sync_period permits {wishes.max_sync_period} steps between exchanges"
+    if wishes.max_loss_gap is not None:
+        permitted += f", plan.max_loss_gap {format_fraction(wishes.max_loss_gap)} more loss"
+    if best is None:
+        least = f"; the best of them, {found[0].what}, takes {_seconds(found[0].step_s)}" * bool(
+            found
+        )
         return [
-            f"plan.max_sync_period permits {most} steps between exchanges; longer rounds than one step "
-            "would gain less than 1 % here."
+            f"The regime stays sync. {permitted}: nothing that this permits is 2 % better{least}."
         ]
     texts = [
-        f"{name}: {format_duration(significant(each.step_s, 4))} a step in the mean, "
-        f"{format_fraction(round(each.utilisation, 3))} of it compute"
-        for name, (each, _) in (
-            (f"DiLoCo, {plain[0].steps} steps a round", plain),
-            (f"Streaming in {streamed[1]} fragments, {streamed[0].steps} steps a round", streamed),
+        f"The regime is {best.what}: {_seconds(best.step_s)} a step in the mean, "
+        f"{format_fraction(round(best.utilisation, 3))} of it compute. Exchange in every step takes "
+        f"{_seconds(sync.step_s)}."
+    ]
+    if best.gap > 0:
+        texts.append(
+            f"It is expected to end with {format_fraction(round(best.gap, 4))} more loss than sync: a "
+            "prior from published models (docs/planning.md), not a measurement of yours."
         )
-    ]
-    name = "streaming" if best is streamed else "DiLoCo"
-    over = f" over {', '.join(who)}" if set(who) != set(sites) else ""
-    parameters = asked[who][2]
-    return [
-        f"plan.max_sync_period permits {most} steps between exchanges. "
-        f"{texts[0]}. {texts[1]}. Every step: "
-        f"{format_duration(significant(step_s, 4))}. Recommended is {name}{over}, if your training tolerates "
-        f"it; its outer optimizer takes {format_size(outer_optimizer_bytes(parameters, best[1]))} more an "
-        "accelerator.",
-        "This version exchanges every step all the same: nothing in it executes another period, and "
-        "the plan's figures are those of every step.",
-    ]
+    if best.regime.is_local:
+        size = format_size(outer_optimizer_bytes(best.timed.parameters_of_rank))
+        texts.append(f"Its outer optimizer takes {size} a rank, in the host's memory.")
+    return texts
 
 
-def rounds(
-    step_s: float, exchange_s: float, most: int
-) -> tuple[tuple[Round, int], tuple[Round, int]]:
-    """Return a DiLoCo and a streaming round of at most `most` steps, with their fragments.
+def waits(best: Candidate) -> str:
+    """Return the cause that limits the step."""
+    if best.utilisation >= _UTILISED:
+        return "compute"
+    share = format_fraction(round(1 - best.utilisation, 3))
+    return f"the exchange between sites: for {share} of the time sites wait for it"
 
-    Rounds are only as long as needed for a share _UTILISED of compute. A fragment's result is
-    applied a step after it was sent, if there are enough steps in between.
+
+def _candidates(timed: Timed, most: int) -> Iterator[Candidate]:
+    yield _candidate(regime_of("delayed"), timed)
+    if most > 1:
+        for regime in rounds(timed.alone_s, timed.exchange_s, most):
+            yield _candidate(regime, timed)
+
+
+def _candidate(regime: Regime, timed: Timed) -> Candidate:
+    step_s, sync = _step_s(regime, timed), timed.choice
+    egress_usd = max(0.0, sync.usd_per_step - timed.usd_per_s * sync.step_s)
+    return Candidate(
+        regime=regime,
+        timed=timed,
+        step_s=step_s,
+        usd_per_step=timed.usd_per_s * step_s + egress_usd / regime.sync_every,
+        gap=loss_gap(regime, timed.parameters, len(sync.sites)),
+    )
+
+
+def _is_permitted(candidate: Candidate, wishes: PlanWishes) -> bool:
+    return wishes.max_loss_gap is None or candidate.gap <= wishes.max_loss_gap
+
+
+def _step_s(regime: Regime, timed: Timed) -> float:
+    if regime.is_local:
+        return _round(regime, timed.alone_s, timed.exchange_s).step_s
+    return max(timed.alone_s, timed.exchange_s)
+
+
+def _round(regime: Regime, step_s: float, exchange_s: float) -> Round:
+    each_s = exchange_s / regime.fragments
+    return local_round(regime.sync_every, step_s, each_s, regime.fragments, regime.delay)
+
+
+def rounds(step_s: float, exchange_s: float, most: int) -> list[Regime]:
+    """Return DiLoCo, and streaming where there is room for it, of at most `most` steps a round.
+
+    Rounds are only as long as needed for a share _UTILISED of compute.
+
+    Args:
+        step_s: Seconds of a step without exchange.
+        exchange_s: Seconds of an exchange that nothing hides.
+        most: Steps, 2 at least.
     """
+    diloco = [regime_of("diloco", sync_every=steps) for steps in range(2, most + 1)]
+    fragments = min(_FRAGMENTS, most // 2)
+    streaming = [
+        regime_of(
+            "streaming",
+            sync_every=fragments * period,
+            fragments=fragments,
+            delay=min(_DELAY, period - 1),
+        )
+        for period in range(2, most // fragments + 1)
+    ]
+    return [_shortest(each, step_s, exchange_s) for each in (diloco, streaming) if each]
 
-    def shortest(fragments: int, overlap_steps: int) -> Round:
-        each_s = exchange_s / fragments
-        between = max(1, overlap_steps)
-        longer = [
-            local_round(fragments * count, step_s, each_s, fragments, overlap_steps)
-            for count in range(between, most // fragments + 1)
-        ]
-        return next((each for each in longer if each.utilisation >= _UTILISED), longer[-1])
 
-    fragments = min(_FRAGMENTS, most)
-    return (shortest(1, 0), 1), (shortest(fragments, 1), fragments)
+def _shortest(regimes: Sequence[Regime], step_s: float, exchange_s: float) -> Regime:
+    """Return the first with enough compute; else the last."""
+    enough = (each for each in regimes if _round(each, step_s, exchange_s).utilisation >= _UTILISED)
+    return next(enough, regimes[-1])
+
+
+def _seconds(value: float) -> str:
+    return format_duration(significant(value, 4))

@@ -48,6 +48,7 @@ def plan_hashes(job: Job, topology: Topology) -> tuple[str, str]:
         ),
         plan=None if job.plan is None else dataclasses.replace(job.plan, replan=None),
         workload=job.workload,
+        regime=job.regime,
     )
     world = {"sites": _compared(topology.sites), "links": _compared(topology.links)}
     return _sha256({"job": _compared(asked)}), _sha256(world)

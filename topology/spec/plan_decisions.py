@@ -9,6 +9,7 @@ JOB_PATHS = {
     "placement": "placement",
     "reduction": "reduction",
     "micro_batch": "trainer.micro_batch",
+    "regime": "regime",
     **{
         f"exchange.{key}": f"exchange.{key}"
         for key in ("codec", "codecs", "chunk", "bucket", "channels_per_link")

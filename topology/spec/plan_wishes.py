@@ -1,6 +1,8 @@
 """The part of a job that says what a planner may decide, and what it is to aim at. Frozen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from isthmus.topology.spec.json_fields import IN_USE
 
 PLAN_SITES = ("auto", "all")
 """The choices of sites. `auto`: a site that slows the others is left out; `all`: none is."""
@@ -43,6 +45,9 @@ class PlanWishes:
     """One of PLAN_SITES."""
     max_sync_period: int = 1
     """The most steps between two exchanges."""
+    max_loss_gap: float | None = field(default=None, metadata=IN_USE)
+    """How much more loss than that of `sync` a regime may be expected to end with, as a share of
+    it; None: any regime is permitted whose rounds are."""
     objective: str = "throughput"
     """One of OBJECTIVES."""
     micro_batch: str = "given"
