@@ -20,8 +20,12 @@ SCRIPT = Path(__file__).parent / "scripts" / "user_checkpoint.py"
 
 def settings(kind: str) -> list[str]:
     """Return what `launch` is told of the regime."""
-    found = ["--set", f"regime.kind={kind}", "--set", f"regime.sync_every={SYNC_EVERY}"]
-    return [*found, "--set", "regime.outer.ramp_steps=8"] if kind == "diloco" else found
+    found = [f"regime.kind={kind}", f"regime.sync_every={SYNC_EVERY}"]
+    if kind != "local_sgd":
+        found.append("regime.outer.ramp_steps=8")
+    if kind == "streaming":
+        found += ["regime.fragments=2", "regime.delay=1"]
+    return [word for each in found for word in ("--set", each)]
 
 
 def values_of(run: Bench, kind: str, site: str) -> dict[int, dict[str, float]]:
@@ -34,7 +38,11 @@ def values_of(run: Bench, kind: str, site: str) -> dict[int, dict[str, float]]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["diloco", pytest.param("local_sgd", marks=pytest.mark.exhaustive)]
+    "kind",
+    [
+        "diloco",
+        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("local_sgd", "streaming")),
+    ],
 )
 def test_the_shipped_trainer_learns_in_rounds(run: Bench, kind: str) -> None:
     steps = 5 * SYNC_EVERY + 2
@@ -47,6 +55,9 @@ def test_the_shipped_trainer_learns_in_rounds(run: Bench, kind: str) -> None:
         taken = values_of(run, "step", site)
         assert [*taken] == [*range(1, steps + 1)]
         crossed = [step for step, each in taken.items() if each["wire_bytes"]]
+        if kind == "streaming":
+            assert crossed == [*range(3, steps, 2)], "a step after every second one"
+            continue
         assert crossed == [*range(SYNC_EVERY, steps + 1, SYNC_EVERY)]
         assert all(each["exposed_inter_s"] > 0.0 for each in map(taken.get, crossed) if each)
     held_out = [values_of(run, "evaluation", site)[steps]["held_out_loss"] for site in "ab"]
@@ -56,15 +67,18 @@ def test_the_shipped_trainer_learns_in_rounds(run: Bench, kind: str) -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("regime", ["diloco", "streaming"])
 @pytest.mark.parametrize("role", ["gateway", "rank"])
-def test_a_site_fails_amid_a_round_and_the_others_lose_no_step(run: Bench, role: str) -> None:
+def test_a_site_fails_amid_a_round_and_the_others_lose_no_step(
+    run: Bench, role: str, regime: str
+) -> None:
     """What they have moved is in the next round."""
     steps = 80
     topology = topology_yaml(
         [(1, 1), (1, 1), (1, 1)], rtt="2ms", detect_within="5s", min_sites=1, max_restarts=0
     )
     job = run.write(topology, job_yaml(steps=steps, codec="int8"))
-    process = run.start("launch", str(job), "--json", *settings("diloco"))
+    process = run.start("launch", str(job), "--json", *settings(regime))
     run.wait_for("first steps", lambda: is_training(run, 5))
     kill(victim(run, role))
     out, err = process.communicate(timeout=120)
@@ -79,8 +93,10 @@ def test_a_site_fails_amid_a_round_and_the_others_lose_no_step(run: Bench, role:
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_a_site_comes_back_between_two_rounds(run: Bench, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "regime"), [("ddp", "diloco"), ("fsdp", "diloco"), ("ddp", "streaming")]
+)
+def test_a_site_comes_back_between_two_rounds(run: Bench, kind: str, regime: str) -> None:
     """With a data loader that fetches ahead; it takes global parameters and momentum over."""
     steps = 2200 if kind == "ddp" else 1200
     topology = topology_yaml(
@@ -89,7 +105,7 @@ def test_a_site_comes_back_between_two_rounds(run: Bench, kind: str) -> None:
     text = job_yaml(steps=1, codec="int8") + f"entrypoint: {SCRIPT}\n"
     text += f"arguments: ['{steps}', {kind}, '0.1']\ncheckpoint: {{every: 200 steps, keep: 2}}\n"
     job = run.write(topology, text)
-    process = run.start("launch", str(job), "--json", *settings("diloco"))
+    process = run.start("launch", str(job), "--json", *settings(regime))
     run.wait_for("first steps", lambda: is_training(run, 5))
     kill(victim(run, "gateway"))
     out, err = process.communicate(timeout=250)
@@ -108,7 +124,8 @@ def test_a_site_comes_back_between_two_rounds(run: Bench, kind: str) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_run_that_was_killed_ends_in_the_same_bits(run: Bench) -> None:
+@pytest.mark.parametrize("regime", ["diloco", "streaming"])
+def test_a_run_that_was_killed_ends_in_the_same_bits(run: Bench, regime: str) -> None:
     """With what a codec has left out, from the checkpoint of a round's last step."""
     steps, every = 24, 2 * SYNC_EVERY
     text = job_yaml(steps=1, codec="int8") + f"entrypoint: {SCRIPT}\n"
@@ -116,10 +133,10 @@ def test_a_run_that_was_killed_ends_in_the_same_bits(run: Bench) -> None:
     text += f"checkpoint: {{every: {every} steps, keep: 9, to: {run.folder}/checkpoints}}\n"
     topology = topology_yaml([(1, 2), (1, 1)], emulate=False, rtt="2ms")
     path = run.write(topology, text)
-    run.isthmus("launch", str(path), "--run-id", "whole", *settings("diloco")).check()
+    run.isthmus("launch", str(path), "--run-id", "whole", *settings(regime)).check()
     resumed_from = run.folder / "checkpoints" / "whole" / checkpoint_name(every)
     more = ["--set", f"checkpoint.resume={resumed_from}"]
-    run.isthmus("launch", str(path), "--run-id", "resumed", *settings("diloco"), *more).check()
+    run.isthmus("launch", str(path), "--run-id", "resumed", *settings(regime), *more).check()
     expected, found = (
         everything(run.folder / "checkpoints" / each, steps) for each in ("whole", "resumed")
     )

@@ -196,6 +196,7 @@ def test_what_was_saved_goes_on_with_the_same_bits(
     whole = saved.run(tmp_path / "whole", layouts, is_noisy=True, more=more)
     resume = whole / checkpoint_name(saved.SAVED)
     resumed = saved.run(tmp_path / "resumed", layouts, resume=resume, is_noisy=True, more=more)
+    found: dict[str, torch.Tensor] = {}
     written = [each.name for each in sorted(resumed.glob("step-*"))]
     assert written == [checkpoint_name(each) for each in steps]
     for step in steps:

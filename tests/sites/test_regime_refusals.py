@@ -12,7 +12,7 @@ from torch.autograd import backward
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.api.site import Site
 from isthmus.sites.worker.regimes.look_ahead import look_ahead, settings_of
-from isthmus.topology.spec.regime import Regime
+from isthmus.topology.spec.regime import OuterOptimizer, Regime, regime_of
 from tests.fakes.lone_exchanges import RecordingLink
 from tests.fakes.lone_sites import lone_site
 
@@ -46,7 +46,7 @@ def test_looking_ahead_comes_to_where_the_optimizer_steps(
     gradient = torch.randn(50, generator=generator)
     kept, target = gradient.clone(), torch.empty(50)
     before = parameter.detach().clone()
-    ((_, group),) = settings_of(optimizer)
+    ((_, _, group),) = settings_of([optimizer])
     state = optimizer.state.get(parameter, {})
     look_ahead(target, parameter.detach(), gradient, state, optimizer, group)
     assert torch.equal(parameter.detach(), before), "nothing else changes"
@@ -158,18 +158,51 @@ def test_a_scaler_is_refused() -> None:
 
 def test_what_delayed_cannot_do_is_refused_before_the_first_step() -> None:
     site, model = delayed_site()
-    weight, bias = ([each] for each in model.parameters())
-    two = [torch.optim.SGD(weight, lr=0.1), torch.optim.SGD(bias, lr=0.1)]
-    with pytest.raises(TypeError, match="takes one optimizer, and there are 2"):
-        site.synchronize(model, two)
-    site.leave()
-    site, model = delayed_site()
     with pytest.raises(TypeError, match="this optimizer is Adagrad: say"):
         site.synchronize(model, torch.optim.Adagrad(model.parameters()))
     site.leave()
     site, model = delayed_site()
     with pytest.raises(RuntimeError, match="regime is delayed, which needs"):
         site.average_gradients(torch.optim.SGD(model.parameters(), lr=0.1))
+    site.leave()
+
+
+REGIMES = [
+    Regime(kind="delayed"),
+    regime_of("diloco", sync_every=2, outer=OuterOptimizer(lr=0.5, ramp_steps=0)),
+    regime_of("streaming", sync_every=4, fragments=1, delay=1),
+]
+
+
+@pytest.mark.parametrize("regime", REGIMES, ids=lambda each: each.kind)
+def test_several_optimizers_train_as_one_does(regime: Regime) -> None:
+    found = []
+    for is_split in (False, True):
+        torch.manual_seed(0)
+        site, model = lone_site(RecordingLink(), regime=regime), nn.Linear(3, 1)
+        weight, bias = model.parameters()
+        parts = [[weight], [bias]] if is_split else [[weight, bias]]
+        optimizers = [torch.optim.SGD(each, lr=0.1, momentum=0.9) for each in parts]
+        site.synchronize(model, optimizers)
+        for _ in range(9):
+            train_once(model)
+            for each in optimizers:
+                each.step()
+                each.zero_grad()
+        found.append([each.detach().clone() for each in model.parameters()])
+        site.leave()
+    assert all(map(torch.equal, *found))
+
+
+def test_an_optimizer_that_steps_after_the_last_one_is_refused() -> None:
+    torch.manual_seed(0)
+    site, model = lone_site(RecordingLink(), regime=REGIMES[1]), nn.Linear(3, 1)
+    first, last = (torch.optim.SGD([each], lr=0.1) for each in model.parameters())
+    site.synchronize(model, [first, last])
+    train_once(model)
+    last.step()
+    with pytest.raises(ScriptError, match="give them in the order in which they step"):
+        first.step()
     site.leave()
 
 

@@ -67,11 +67,6 @@ def test_every_figure_has_an_origin(made: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_period_that_gains_nothing_is_said() -> None:
-    world = a_world([4e8, 4e8], [(0, 1, 1e10, 0.0)])
-    assert "would gain less than 1 % here" in said(make_plan(JOB, world))
-
-
 @pytest.mark.parametrize(
     ("pattern", "replacement", "told"),
     [

@@ -57,7 +57,7 @@ WORLD = a_world([4e7, 2e7, 2e7], LINKS, price=2.0, egress=1e-10)
 """In sync, the third site is left out."""
 
 
-def planned(**wishes: object) -> dict[str, Any]:
+def planned(**wishes: Any) -> dict[str, Any]:  # noqa: ANN401 - of `plan`
     return make_plan(a_job(codecs=("fp32", "int8"), **wishes), WORLD)
 
 
@@ -77,6 +77,14 @@ def test_longer_rounds_keep_a_site_that_sync_would_leave_out(sync: dict[str, Any
     assert all(each["step_s"] >= predicted["step_s"] for each in plan["alternatives"])
     assert predicted["efficiency"] <= 1.0
     assert predicted["tokens_per_s"] > sync["predicted"]["tokens_per_s"]
+
+
+def test_longer_rounds_that_gain_nothing_are_not_taken() -> None:
+    world = a_world([4e8, 4e8], [(0, 1, 1e10, 0.0)])
+    plan = make_plan(a_job(max_sync_period=50), world)
+    assert "regime" not in plan["decisions"]
+    [told] = [each for each in plan["why"] if "stays sync" in each]
+    assert "nothing that this permits is 2 % better; the best of them" in told
 
 
 def test_a_decided_regime_is_an_override_of_the_job() -> None:

@@ -406,7 +406,9 @@ class Synchronisation:
             landed = [] if now.loop is None else now.loop.take_rounds()
             return [*hook.take_rounds(), *landed]
 
-        self._steps.count(optimizers[0], hashes, take_rounds)
+        # In sync all has crossed before the first one steps; else a step ends with the last one.
+        counted = optimizers[0 if self._regime.is_sync else -1]
+        self._steps.count(counted, hashes, take_rounds)
         if buckets is not None:
             now.loop = self._begin_loop(hook, buckets, models)
             now.undo.append(now.loop.close)
@@ -435,11 +437,6 @@ class Synchronisation:
         """Have `hook` average inside the site; return what crosses after that."""
         from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
 
-        if len(self._now.optimizers) != 1:
-            raise TypeError(
-                f"site.synchronize: the regime {self._regime.kind} takes one optimizer, and there "
-                f"are {len(self._now.optimizers)}: say `regime: sync`"
-            )
         averaging = self._averaging
         inside = self._agreement(hook, averaging.site_collectives, is_own=True)
         inside.adopt([inside.tensors.to_bytes()])
@@ -461,7 +458,7 @@ class Synchronisation:
             loop = kind(
                 hook,
                 buckets,
-                self._now.optimizers[0],
+                self._now.optimizers,
                 self._regime,
                 num_sites=self._num_sites,
                 counts=self._counts,
@@ -474,7 +471,7 @@ class Synchronisation:
                 hook,
                 buckets,
                 models,
-                self._now.optimizers[0],
+                self._now.optimizers,
                 looks=self._regime.look,
                 counts=self._counts,
                 before_forward=self._copy_state,

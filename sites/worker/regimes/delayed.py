@@ -20,7 +20,7 @@ The first step has nothing to apply; gradients are None there. The last gradient
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -55,7 +55,7 @@ class Delayed:
         hook: AgreedHook,
         buckets: OuterBuckets,
         models: Iterable[nn.Module],
-        optimizer: Optimizer,
+        optimizers: Sequence[Optimizer],
         *,
         looks: bool,
         counts: Callable[[], bool],
@@ -67,19 +67,19 @@ class Delayed:
             hook: averages gradients inside the site.
             buckets: what crosses.
             models: that are trained.
-            optimizer: of their parameters.
+            optimizers: of their parameters, in the order in which they step.
             looks: compute gradients at a guess; else at the parameters.
             counts: whether this site takes part now; else it only gets results.
             before_forward: called before a forward pass changes parameters.
 
         Raises:
-            TypeError: nobody knows how to look ahead by this optimizer.
+            TypeError: nobody knows how to look ahead by one of the optimizers.
         """
-        if looks:
-            check_known(optimizer)
+        for each in optimizers if looks else ():
+            check_known(each)
         self._hook = hook
         self._buckets = buckets
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         self._looks = looks
         self._counts = counts
         self._before_forward = before_forward
@@ -121,7 +121,7 @@ class Delayed:
         self._undo: list[Callable[[], None]] = [
             each.register_forward_pre_hook(guess, prepend=True).remove for each in models
         ]
-        self._undo.append(optimizer.register_step_pre_hook(self._before_step).remove)
+        self._undo += [each.register_step_pre_hook(self._before_step).remove for each in optimizers]
 
     # ---------------------------------------------------------------- what others ask
 
@@ -263,7 +263,7 @@ class Delayed:
         if not self._looks:
             return
         scale = min(1.0, self.max_norm / (norm + 1e-6))
-        for parameter, settings in settings_of(self._optimizer):
+        for optimizer, parameter, settings in settings_of(self._optimizers):
             name = self._names.get(id(parameter))
             if name is None:
                 continue
@@ -272,11 +272,11 @@ class Delayed:
                 self._guesses[name] = torch.empty_like(value)
             state = {
                 key: local_of(each) if isinstance(each, torch.Tensor) else each
-                for key, each in self._optimizer.state.get(parameter, {}).items()
+                for key, each in optimizer.state.get(parameter, {}).items()
             }
             gradient = self._gradients[name].view(value.shape)
             gradient = gradient if scale == 1.0 else gradient * scale
-            look_ahead(self._guesses[name], value, gradient, state, self._optimizer, settings)
+            look_ahead(self._guesses[name], value, gradient, state, optimizer, settings)
 
     def _exchange_gradients(self) -> None:
         """Put the sites' gradient of the step before in the place of the site's own."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
@@ -53,7 +54,7 @@ class LocalSteps:
         self,
         hook: AgreedHook,
         buckets: OuterBuckets,
-        optimizer: Optimizer,
+        optimizers: Sequence[Optimizer],
         regime: Regime,
         *,
         num_sites: Callable[[], int],
@@ -64,7 +65,7 @@ class LocalSteps:
         Args:
             hook: averages gradients inside the site.
             buckets: what crosses.
-            optimizer: the inner one.
+            optimizers: the inner ones, in the order in which they step.
             regime: a local kind.
             num_sites: returns how many sites take part, the same at all ranks.
             counts: whether this site takes part now; else it only gets results.
@@ -101,8 +102,10 @@ class LocalSteps:
         self._squares: torch.Tensor | None = None
         """Sum of squares of the site's gradient."""
         hook.after_gradients = self._note_gradients
-        self._optimizer = optimizer
-        self._undo = [optimizer.register_step_pre_hook(self._before_step).remove]
+        self._optimizers = optimizers
+        self._is_over = False
+        """The step has ended for which there were gradients last."""
+        self._undo = [each.register_step_pre_hook(self._before_step).remove for each in optimizers]
 
     # ---------------------------------------------------------------- what others ask
 
@@ -147,6 +150,7 @@ class LocalSteps:
 
     def _note_gradients(self) -> None:
         assert self._hook.latest is not None, "a round has just ended"
+        self._is_over = False
         grads = {name: each.grad for name, each in self._trained.items()}
         self._squares = self._buckets.site_squares(
             {name: local_of(each) for name, each in grads.items() if each is not None}
@@ -162,7 +166,7 @@ class LocalSteps:
 
         Raises:
             ScriptError: parameters are put back later, or a GradScaler may leave a step out at one
-                site, and at another not.
+                site, and at another not, or an optimizer steps after the last one.
         """
         if self._is_away:
             raise ScriptError(
@@ -173,6 +177,12 @@ class LocalSteps:
             raise ScriptError(
                 f"regime {self._regime.kind}: a GradScaler leaves out steps at one site and not at "
                 "another: train in bf16 without a scaler, or say `regime: sync`"
+            )
+        if self._is_over and len(self._optimizers) > 1:
+            raise ScriptError(
+                f"regime {self._regime.kind}: a step ends with the optimizer that site.synchronize was "
+                "given last, and another one has stepped after it: give them in the order in which "
+                "they step"
             )
         if not self._shards:
             self._begin()
@@ -202,9 +212,12 @@ class LocalSteps:
 
     def before_end(self, step: int) -> None:
         """Meet the other sites, if a round ends with this step."""
-        self._step, self._common, self._has_moved = step, {}, True
+        self._note_step(step)
         if self._regime.lands_at(step):
             self._meet()
+
+    def _note_step(self, step: int) -> None:
+        self._step, self._common, self._has_moved, self._is_over = step, {}, True, True
 
     def _meet(self) -> None:
         """Have parameters be the global ones, by a round of all sites."""
@@ -282,8 +295,8 @@ class LocalSteps:
     def _average_moments(self) -> None:
         """Average what the inner optimizer has of each element of a parameter over the sites."""
         moments: dict[str, dict[str, torch.Tensor]] = {}
-        for name, parameter in self._trained.items():
-            for key, value in self._optimizer.state.get(parameter, {}).items():
+        for optimizer, (name, parameter) in product(self._optimizers, self._trained.items()):
+            for key, value in optimizer.state.get(parameter, {}).items():
                 is_moment = isinstance(value, torch.Tensor) and value.shape == parameter.shape
                 if is_moment and value.is_floating_point() and key != _COUNT:
                     moments.setdefault(key, {})[name] = value

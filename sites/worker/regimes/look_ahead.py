@@ -10,7 +10,7 @@ The formulas are those of torch.optim: SGD (with momentum, as Nesterov's, too), 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -32,11 +32,14 @@ def check_known(optimizer: Optimizer) -> None:
     )
 
 
-def settings_of(optimizer: Optimizer) -> Iterator[tuple[torch.Tensor, Mapping[str, Any]]]:
-    """Yield each parameter of an optimizer with its group's settings."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            yield parameter, group
+def settings_of(
+    optimizers: Iterable[Optimizer],
+) -> Iterator[tuple[Optimizer, torch.Tensor, Mapping[str, Any]]]:
+    """Yield each parameter of each optimizer, with its group's settings."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                yield optimizer, parameter, group
 
 
 @torch.no_grad()

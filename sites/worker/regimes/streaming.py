@@ -49,14 +49,14 @@ class Streaming(LocalSteps):
         self,
         hook: AgreedHook,
         buckets: OuterBuckets,
-        optimizer: Optimizer,
+        optimizers: Sequence[Optimizer],
         regime: Regime,
         *,
         num_sites: Callable[[], int],
         counts: Callable[[], bool],
     ) -> None:
         """As `LocalSteps`."""
-        super().__init__(hook, buckets, optimizer, regime, num_sites=num_sites, counts=counts)
+        super().__init__(hook, buckets, optimizers, regime, num_sites=num_sites, counts=counts)
         self._fragments = buckets.fragments(regime.fragments)
         self._tokens_of = [0.0] * len(self._fragments)
         """This rank's tokens since each fragment was sent."""
@@ -84,7 +84,7 @@ class Streaming(LocalSteps):
 
     def before_end(self, step: int) -> None:
         """Have the fragment land that is due."""
-        self._step, self._common, self._has_moved = step, {}, True
+        self._note_step(step)
         if self._regime.delay == 0:
             self._send()
         if self._regime.lands_at(step):
