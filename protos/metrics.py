@@ -101,6 +101,13 @@ ROUND = "round"
 """Last round in which the step's gradients crossed, from 0. Absent: none did."""
 GRAD_NORM = "grad_norm"
 LEARNING_RATE = "learning_rate"
+SITE_GRADIENT_NORM = "site_gradient_norm"
+"""2-norm of the site's own gradient, before it crosses; with the next, where the job asks for the
+noise scale, of a step whose gradients crossed once."""
+MEAN_GRADIENT_NORM = "mean_gradient_norm"
+"""2-norm of the average over all sites."""
+NOISE_SCALE = "noise_scale"
+"""Gradient noise scale, in tokens: among the run's totals, orchestrator/core/noise_scale.py."""
 MFU = "mfu"
 """Model FLOPs utilisation, 0 to 1. The coordinator adds it to a site's latest step and to the run's
 totals, where it is known: orchestrator/core/model_flops.py."""

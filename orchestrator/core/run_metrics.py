@@ -15,6 +15,7 @@ from typing import Any
 
 from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
 from isthmus.orchestrator.core.model_flops import Done, Mfu, ModelFlops, ModelReport
+from isthmus.orchestrator.core.noise_scale import NoiseScale
 from isthmus.protos import metrics
 
 MAX_LOSSES = 4096
@@ -83,6 +84,7 @@ class RunMetrics:
         self._flops = flops
         self._reports: dict[str, ModelReport] = {}
         """What sites have said of their models."""
+        self._noise_scale = NoiseScale()
         self._members = frozenset(sites)
         self.losses: list[tuple[int, float]] = []
         """Step, and the mean loss of its global batch, of the steps that were complete; ascending.
@@ -185,6 +187,8 @@ class RunMetrics:
             totals[metrics.HELD_OUT_LOSS] = self.held_out_loss
         if self.unigram_entropy is not None:
             totals[metrics.UNIGRAM_ENTROPY] = self.unigram_entropy
+        if self._noise_scale.tokens is not None:
+            totals[metrics.NOISE_SCALE] = self._noise_scale.tokens
         if (mfu := self.mfu()) is not None:
             totals |= mfu.by_name
         return totals
@@ -213,6 +217,7 @@ class RunMetrics:
         for name in _TIMES:
             site.times_s[name] += values.get(name, 0.0)
         self.last_step = max(self.last_step, step)
+        self._noise_scale.add(site_name, step, values, self._members)
         if metrics.LOSS in values:
             self._add_loss(site_name, step, values)
 
@@ -289,6 +294,7 @@ def summarise(
         "tokens": totals[metrics.TOKENS],
         "tokens_per_s": _rate(totals[metrics.TOKENS], max(site.step_s for site in sites)),
         **_mfu(measured.mfu()),
+        "noise_scale": totals.get(metrics.NOISE_SCALE),
         "active_s": active_s,
         "time_split": _time_split(measured),
         "sites": [

@@ -24,6 +24,8 @@ _NUM_LIMBS: Final = 21
 MOST_UNITS: Final = (1 << (_LIMB_BITS * _NUM_LIMBS)) - 1
 """Largest sum in units, more than that of 2**80 numbers of the largest magnitude."""
 Units = Annotated[int, MOST_UNITS]
+NUM_WORDS: Final = _NUM_LIMBS + 1
+"""Words of a sum: `words_of`."""
 _BLOCK_NUMEL: Final = 1 << 18
 
 
@@ -51,7 +53,7 @@ def norm_of(units: int | None) -> float:
 
 
 def words_of(units: int | None) -> list[int]:
-    """Return units as a fixed number of 32-bit words, whose sums over ranks can be decoded."""
+    """Return units as NUM_WORDS 32-bit words, whose sums over ranks can be decoded."""
     if units is None:
         return [0] * _NUM_LIMBS + [1]
     mask = (1 << _LIMB_BITS) - 1

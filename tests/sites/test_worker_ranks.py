@@ -49,6 +49,33 @@ def _check_reports(gateways: FakeGateways) -> None:
     assert gateways.digests[0][2]["names"][0] == "layers.0.weight"
 
 
+@pytest.mark.parametrize("job", [["noise_scale=true"], []], ids=["asked for", "not"])
+def test_sites_measure_their_own_gradients_where_the_job_asks_for_it(
+    tmp_path: Path, job: list[str]
+) -> None:
+    """Of step 1, all of whose gradients are those of the model as it was built."""
+    _, gateways = run(tmp_path, programs.train, job=job)
+    names = (metrics.SITE_GRADIENT_NORM, metrics.MEAN_GRADIENT_NORM)
+    found = {
+        site: [each["values"].get(name) for name in names]
+        for site, _, each in gateways.metrics
+        if each["kind"] == metrics.STEP and each["step"] == 1
+    }
+    assert len(found) == 2
+    if not job:
+        assert [*found.values()] == [[None, None]] * 2
+        return
+    net = programs.build(seed=0)
+    for site, ranks in (("site0", [0]), ("site1", [1, 2, 3])):
+        for name_index, some in enumerate((ranks, range(4))):
+            tokens = [programs.tokens_of(0, rank) for rank in some]
+            losses = [programs.loss_of(net, 0, rank, 0, torch.float32) for rank in some]
+            mean = sum(count * loss for count, loss in zip(tokens, losses, strict=True))
+            gradients = torch.autograd.grad(mean / sum(tokens), [*net.parameters()])
+            wanted = torch.cat([each.flatten() for each in gradients]).norm()
+            assert found[site][name_index] == pytest.approx(float(wanted), rel=1e-5)
+
+
 def test_bfloat16_gradients_cross_as_float32(tmp_path: Path) -> None:
     saved, _ = run(tmp_path, programs.train_bfloat16, verify_every=2)
     net = programs.build(seed=0, dtype=torch.bfloat16)

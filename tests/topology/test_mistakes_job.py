@@ -56,6 +56,11 @@ JOB_MISTAKES: list[tuple[str, str, list[str]]] = [
             "or no rate [rate]"
         ],
     ),
+    (
+        "verify: {parameters_every: 5}",
+        "noise_scale: true\nregime: delayed",
+        ["6:14 compares sites' gradients in every step: want regime: sync [noise_scale]"],
+    ),
     ("chunk: 256KiB", "chunk: 32KiB", ["4:32 want 64KiB to 16MiB, got '32KiB' [exchange.chunk]"]),
     ("chunk: 256KiB", "chunk: 32MiB", ["4:32 want 64KiB to 16MiB, got '32MiB' [exchange.chunk]"]),
     (

@@ -78,6 +78,7 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
             probe=None if model.probe is None else _made(Probe, model.probe, window="window_s"),
             on_fewer_sites=model.on_fewer_sites,
             rate=model.rate,
+            noise_scale=model.noise_scale,
             flops_per_token=None if model.model is None else model.model.flops_per_token,
             checkpoint=None if model.checkpoint is None else _checkpoint(model.checkpoint),
             placement=tuple(_made(Placed, each) for each in model.placement),

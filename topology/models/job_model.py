@@ -786,6 +786,10 @@ class JobModel(Strict):
         ),
     ] = None
 
+    noise_scale: Annotated[
+        bool,
+        Field(description="Measure the gradient noise scale: how large a batch is worth it."),
+    ] = False
     model: Annotated[
         ModelFlopsModel | None,
         Field(description="What reports say of the model; else by its shape, or an estimate."),
@@ -796,6 +800,14 @@ class JobModel(Strict):
         for name in self.pass_env:
             if name in self.env:
                 raise KeyedError("pass_env", f"{name} has a value in env: want it in one of both")
+        return self
+
+    @model_validator(mode="after")
+    def _noise_is_of_gradients_that_cross(self) -> Self:
+        if self.noise_scale and (self.regime.kind != "sync" or self.exchange.schedule == "off"):
+            raise KeyedError(
+                "noise_scale", "compares sites' gradients in every step: want regime: sync"
+            )
         return self
 
     @model_validator(mode="after")

@@ -275,6 +275,8 @@ class Job:
     """The model that sites cut: the described one of the entrypoint, or the shipped trainer's where
     its sites share it; None: a plan knows nothing of it, or every rank has all of it."""
 
+    noise_scale: bool = field(default=False, metadata=IF_USED)
+    """Whether sites measure the norm of their own gradients, for the gradient noise scale."""
     flops_per_token: float | None = field(default=None, metadata=IF_USED)
     """FLOPs of a forward and a backward pass for each token, what is computed twice left out; None:
     by the model's shape, where it is known (orchestrator/core/model_flops.py)."""

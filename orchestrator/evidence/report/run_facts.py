@@ -159,6 +159,8 @@ class RunFacts:
     gaps: tuple[str, ...]
     mfu: float | None = None
     mfu_is_estimate: bool = False
+    noise_scale_tokens: float | None = None
+    """orchestrator/core/noise_scale.py; None: the job does not ask for it."""
 
 
 def run_facts(record: RunRecord) -> RunFacts:
@@ -195,6 +197,7 @@ def run_facts(record: RunRecord) -> RunFacts:
         tokens_per_s=ratio(totals[metrics.TOKENS] or None, slowest_s),
         mfu=None if mfu is None else mfu.share,
         mfu_is_estimate=mfu is not None and mfu.is_estimate,
+        noise_scale_tokens=known(totals, metrics.NOISE_SCALE),
         step_s=max((site.step_s for site in sites if site.step_s is not None), default=None),
         exposed_share=ratio(
             sum(each.times_s[metrics.EXPOSED_INTER_S] for each in measured.sites.values()),

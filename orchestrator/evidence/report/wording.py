@@ -107,6 +107,10 @@ def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
         ("training loss", show(facts.last_loss if learns else None, formats.loss), fell),
         ("sent over the WAN", show(facts.sent_bytes, formats.size), ratio),
     ]
+    if facts.noise_scale_tokens is not None:
+        batch = facts.tokens / facts.steps if facts.steps else 0.0
+        figure = f"{formats.count(facts.noise_scale_tokens)} tokens"
+        found.append(("gradient noise scale", figure, f"a batch has {formats.count(batch)}"))
     if facts.egress_usd is not None:
         found.append(("egress", formats.dollars(facts.egress_usd), "at the prices of the topology"))
     if facts.verified_steps:

@@ -112,6 +112,8 @@ def _figures(run: control_pb2.Run) -> list[str]:
         parts.append(f"{formats.count(tokens_per_s)} tokens/s")
     if (mfu := formats.mfu(_joint_mfu(latest))) != formats.UNKNOWN:
         parts.append(f"MFU {mfu}")
+    if (noise_scale := known(run.totals, metrics.NOISE_SCALE)) is not None:
+        parts.append(f"noise scale {formats.count(noise_scale)} tokens")
     if step_s:
         percent = formats.share(exposed_s / step_s)
         parts.append(f"WAN {formats.duration(exposed_s)} a step ({percent})")

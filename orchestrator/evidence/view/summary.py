@@ -111,9 +111,11 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
         speed += f", MFU {mfu}"
     sent = [known(link, "sent_bytes") for link in summary.get("links") or []]
     compression, verified = known(summary, "compression_ratio"), known(summary, "verified_steps")
+    noise_scale = known(summary, "noise_scale")
     return {
         "held-out loss": "" if held_out_loss is None else held_out,
         "speed": "" if rate is None else speed,
+        "noise scale": "" if noise_scale is None else f"{formats.count(noise_scale)} tokens",
         "a step": _time_split(summary.get("time_split") or {}),
         "sent": formats.size(sum(each or 0.0 for each in sent)) if any(sent) else "",
         "compression": "" if compression is None else formats.factor(compression),

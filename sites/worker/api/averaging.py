@@ -136,6 +136,7 @@ class Averaging:
             shared=self.shared,
             members=self._members,
             finite=FiniteWatch(self._record_not_finite, stops=exchange.non_finite == "stop"),
+            measures_own=context.spec.job.noise_scale,
         )
 
     def _make_encoder(self) -> ShardEncoder | None:

@@ -32,9 +32,9 @@ from isthmus.protos.errors import (
     ScriptError,
 )
 from isthmus.protos.failure import reason_of
-from isthmus.sites.local.rank_messages import Handed, Reduce, Reduced
+from isthmus.sites.local.rank_messages import Form, Handed, Reduce, Reduced
 from isthmus.sites.local.regions import FLOAT_BYTES
-from isthmus.sites.local.squares import words_of
+from isthmus.sites.local.squares import total_of, units_of, words_of
 from isthmus.sites.worker.exchange.bucket_copy import Slot, Transfer, write_pieces
 from isthmus.sites.worker.exchange.collectives import wait
 from isthmus.sites.worker.exchange.finite_watch import FiniteWatch, Named, are_finite
@@ -226,6 +226,7 @@ class BucketPipeline:
         shared: SharedTensors | None = None,
         members: MemberHistory | None = None,
         finite: FiniteWatch | None = None,
+        measures_own: bool = False,
         now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Prepare; `start` starts the threads.
@@ -234,7 +235,7 @@ class BucketPipeline:
         at its end, which shows what overlapping is worth. `encoder` encodes what is not exact;
         None: the gateway does. `shared` are tensors that are averaged where they lie. `members`
         is told what the gateway says of them, and allows rounds. `finite` is told of gradients that
-        are not.
+        are not. `measures_own`: rounds have the norm of the site's own gradient, too.
         """
         self._link = link
         self._transfer = transfer
@@ -246,6 +247,7 @@ class BucketPipeline:
         self._open = OpenRound(deadline_s=deadline_s, now_s=now_s)
         self._members = members or MemberHistory("")
         self._finite = finite
+        self._measures_own = measures_own
         self.num_rounds = 0
         """How many rounds of the run have begun."""
         self.before_gradients: Callable[[], None] = lambda: None
@@ -469,7 +471,9 @@ class BucketPipeline:
         if self._finite is not None and current.terms.is_gradient and not current.is_catching_up:
             self._finite.end_round(unfit=current.unfit, what=current.terms.what)
         if has_norm:
-            current.read_squares = self._transfer.sum_words(words_of(current.squares))
+            own = words_of(current.own_squares) if self._measures_own else []
+            words = [*words_of(current.squares), *own]
+            current.read_squares = self._transfer.sum_words(words)
             current.end_s = self._now_s()
         return current
 
@@ -517,6 +521,8 @@ class BucketPipeline:
             if current.terms.is_gradient and self._rank == 0 and buckets[0] is current.buckets[0]:
                 current.gradient_hash = hash_of_site(buckets[0].slot.region)
             for bucket in buckets:
+                if self._measures_own and bucket.is_gradient:
+                    current.own_squares = total_of((current.own_squares, _squares(bucket.slot)))
                 self._hand_over(current, bucket)
 
     def _hand_over(self, current: Round, bucket: Bucket) -> None:
@@ -557,3 +563,13 @@ class BucketPipeline:
             if not math.isnan(reduced.weight):
                 current.weight = reduced.weight
             self._open.note_finished(current, bucket)
+
+
+def _squares(slot: Slot) -> int | None:
+    """Return the squares of a shard before it crosses, in units; None: it is encoded already."""
+    # Imported only by runs that ask for it: it loads compiled loops.
+    from isthmus.sites.codecs.kernels import loops
+
+    if slot.form is not Form.VALUES:
+        return None
+    return units_of(loops.sum_of_squares(slot.region.numpy()))

@@ -11,7 +11,7 @@ import xxhash
 
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.local.rank_messages import Reduced, ReductionTimes
-from isthmus.sites.local.squares import norm_of, total_of, units_of_words
+from isthmus.sites.local.squares import NUM_WORDS, norm_of, total_of, units_of_words
 from isthmus.sites.worker.exchange.bucket_copy import Pending, Slot
 from isthmus.sites.worker.exchange.collectives import Ranks
 from isthmus.sites.worker.exchange.finite_watch import Named
@@ -139,7 +139,11 @@ class Round:
     """How many buckets, from the first on, the posting thread was given."""
     num_finished: int = 0
     read_squares: Callable[[], list[int]] | None = None
-    """Tells the words of the site's sum of squares, once that is complete."""
+    """Tells the words of the sum of squares of the average, once that is complete; and behind them,
+    if they are measured, those of the site's own gradient."""
+    own_squares: int | None = 0
+    """Squares of this rank's shards of the site's own gradient times its tokens, in units; None:
+    not known."""
     last_submit_s: float = 0.0
     """When the last bucket was computed that backward goes on to hide; else the first."""
     end_s: float = 0.0
@@ -191,7 +195,17 @@ class Round:
         NaN where a number is not finite. On CUDA, the first look waits until results are there.
         """
         assert self.read_squares is not None, "wait comes first"
-        return norm_of(units_of_words(self.read_squares()))
+        return norm_of(units_of_words(self.read_squares()[:NUM_WORDS]))
+
+    @property
+    def site_norm(self) -> float | None:
+        """2-norm of the site's own gradient, the mean over its tokens; as `norm`.
+
+        None: it was not measured, or is not known.
+        """
+        words = [] if self.read_squares is None else self.read_squares()[NUM_WORDS:]
+        units = units_of_words(words) if words else None
+        return None if units is None or not self.site_weight else norm_of(units) / self.site_weight
 
     @property
     def times(self) -> RoundTimes:

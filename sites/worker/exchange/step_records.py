@@ -214,6 +214,10 @@ class StepLog:
         }
         if crossed:
             self._values[metrics.ROUND] = float(self._last_round)
+        gradients = [each for each in crossed if each.terms.is_gradient]
+        if self._sends and len(gradients) == 1 and (norm := gradients[0].site_norm) is not None:
+            self._values[metrics.SITE_GRADIENT_NORM] = norm
+            self._values[metrics.MEAN_GRADIENT_NORM] = gradients[0].norm
 
     def add(self, values: Mapping[str, float]) -> None:
         """Put values into the last step's record and send it.
