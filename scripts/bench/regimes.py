@@ -21,6 +21,11 @@ REGIMES = {
     "delayed": ["regime=delayed"],
     "delayed, int4": ["regime=delayed", "exchange.codec=int4"],
     "local_sgd, H = 10": ["regime={kind: local_sgd, sync_every: 10}"],
+    "local_sgd, H = 10, topk2": [
+        "regime={kind: local_sgd, sync_every: 10}",
+        "exchange.codec=topk2",
+        "exchange.error_feedback_decay=0.95",
+    ],
     "diloco, H = 10": ["regime={kind: diloco, sync_every: 10}"],
     "diloco, H = 10, topk2": [
         "regime={kind: diloco, sync_every: 10}",

@@ -70,8 +70,9 @@ def test_sites_measure_their_own_gradients_where_the_job_asks_for_it(
         for name_index, some in enumerate((ranks, range(4))):
             tokens = [programs.tokens_of(0, rank) for rank in some]
             losses = [programs.loss_of(net, 0, rank, 0, torch.float32) for rank in some]
-            mean = sum(count * loss for count, loss in zip(tokens, losses, strict=True))
-            gradients = torch.autograd.grad(mean / sum(tokens), [*net.parameters()])
+            weighted = [count * loss for count, loss in zip(tokens, losses, strict=True)]
+            mean = torch.stack(weighted).sum() / sum(tokens)
+            gradients = torch.autograd.grad(mean, [*net.parameters()])
             wanted = torch.cat([each.flatten() for each in gradients]).norm()
             assert found[site][name_index] == pytest.approx(float(wanted), rel=1e-5)
 
