@@ -57,8 +57,9 @@ class Streaming(LocalSteps):
     ) -> None:
         """As `LocalSteps`."""
         super().__init__(hook, buckets, optimizers, regime, num_sites=num_sites, counts=counts)
-        self._fragments = buckets.fragments(regime.fragments)
-        self._tokens_of = [0.0] * len(self._fragments)
+        self._fragments: list[list[int]] = []
+        """Places of each one's buckets; none before the first step."""
+        self._tokens_of = [0.0] * regime.fragments
         """This rank's tokens since each fragment was sent."""
         self._sent: _Sent | None = None
 
@@ -81,6 +82,10 @@ class Streaming(LocalSteps):
             yield
 
     # ---------------------------------------------------------------- a step
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._fragments = self._buckets.fragments(self._regime.fragments)
 
     def before_end(self, step: int) -> None:
         """Have the fragment land that is due."""
@@ -137,7 +142,7 @@ class Streaming(LocalSteps):
 
     def _take_tokens(self) -> float:
         """Return this rank's tokens since the fragment was sent that has waited longest."""
-        tokens = max(self._tokens_of)
+        tokens = max(self._tokens_of[: len(self._fragments)])
         self._tokens_of = [0.0] * len(self._tokens_of)
         return tokens
 
