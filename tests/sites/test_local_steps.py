@@ -178,7 +178,7 @@ STREAMED = ["regime.kind=streaming", *SYNC_EVERY[1:], "regime.fragments=2", "reg
     ("layouts", "more", "steps"),
     [
         (("ddp", "fsdp2"), SYNC_EVERY, [4]),
-        (("ddp", "fsdp2"), STREAMED, [4, 5]),
+        pytest.param(("ddp", "fsdp2"), STREAMED, [4, 5], marks=pytest.mark.exhaustive),
         *(
             pytest.param(each, *case, marks=pytest.mark.exhaustive)
             for each in [("pp", "tp"), ("hsdp", "ep"), ("lone", "fsdp3")]
