@@ -19,15 +19,16 @@ from isthmus.orchestrator.coordinator.replan_question import Question
 from isthmus.topology.documents.placement import restricted
 from isthmus.topology.documents.run_decisions import decide_reduction
 from isthmus.topology.planner.reductions import named
-from isthmus.topology.planner.switch import best_switch, relaunched_s
+from isthmus.topology.planner.switch import best_switch, on_best_rung, relaunched_s
 from isthmus.topology.spec.epoch import Epoch
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.job import Reduction
+from isthmus.topology.spec.job import Job, Reduction, rungs
 from isthmus.topology.spec.json_fields import read_json, to_json
 from isthmus.topology.spec.measured_links import with_measured
 from isthmus.topology.spec.reduction_plan import among, has_same_turns
 from isthmus.topology.spec.run_spec import CodedPlan, RunSpec
 from isthmus.topology.spec.world import Topology
+from isthmus.topology.trees.codec_costs import RELATIVE_ERRORS
 
 _NICE = 10
 """It may share its machine with ranks."""
@@ -40,8 +41,10 @@ def main() -> int:
     spec, epoch = asked.spec, asked.epoch
     figures = {(each.source, each.target): each.figures for each in asked.drifted}
     measured = with_measured(asked.described, figures, asked.at)
+    own, least = spec.job.exchange.codec, None if spec.replan is None else spec.replan.least_exact
+    present = own if least is None else epoch.reduction.codecs[0]
     job = dataclasses.replace(
-        spec.job,
+        _with_codec(spec.job, present),
         reduction=named(epoch.reduction.plan, list(spec.site_names)),
         placement=tuple(each for each in spec.job.placement if each.site in epoch.members),
     )
@@ -49,13 +52,17 @@ def main() -> int:
     try:
         allows = _same_codecs(spec, epoch) if asked.keeps_codecs else _any
         switch = best_switch(job, here, spec.chunk_bytes, allows)
+        if least is not None and not asked.keeps_codecs:
+            switch = on_best_rung(job, here, spec.chunk_bytes, switch, rungs(own, least))
         _say(
             {
                 "op": "switch",
                 "form": switch.form,
-                "reduction": to_json(_decided(spec, epoch, switch.reduction)),
+                "reduction": to_json(_decided(spec, epoch, switch.reduction, switch.codec)),
                 "before_s": switch.before_s,
                 "after_s": switch.after_s,
+                "other_codec": switch.codec if switch.codec != present else "",
+                "is_more_exact": RELATIVE_ERRORS[switch.codec] < RELATIVE_ERRORS[present],
             }
         )
         if epoch.members == spec.site_names:
@@ -84,18 +91,23 @@ def _same_codecs(spec: RunSpec, epoch: Epoch) -> Callable[[Reduction], bool]:
     began = (spec.reduction.plan, spec.reduction.codecs)
 
     def is_same(reduction: Reduction) -> bool:
-        other = _decided(spec, epoch, reduction)
+        other = _decided(spec, epoch, reduction, spec.job.exchange.codec)
         return has_same_turns(began, (other.plan, other.codecs))
 
     return is_same
 
 
-def _decided(spec: RunSpec, epoch: Epoch, reduction: Reduction) -> CodedPlan:
+def _decided(spec: RunSpec, epoch: Epoch, reduction: Reduction, codec: str) -> CodedPlan:
     """Return what a reduction comes to on the links as described: codecs follow from those."""
     here = restricted(spec.topology, epoch.members)
-    decided = decide_reduction(dataclasses.replace(spec.job, reduction=reduction), here)
+    job = dataclasses.replace(_with_codec(spec.job, codec), reduction=reduction)
+    decided = decide_reduction(job, here)
     places = [spec.site_names.index(name) for name in epoch.members]
     return dataclasses.replace(decided, plan=among(decided.plan, len(spec.site_names), places))
+
+
+def _with_codec(job: Job, codec: str) -> Job:
+    return dataclasses.replace(job, exchange=dataclasses.replace(job.exchange, codec=codec))
 
 
 def _say(message: Mapping[str, Any]) -> None:

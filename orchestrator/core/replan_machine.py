@@ -4,6 +4,10 @@ Pure: events in, actions out. It plans what a run can change while it goes on: w
 and where. It plans again when links have drifted, and when other sites take part: their trees were
 made in haste (topology/trees/member_plans.py). A switch has to save `gain` of the predicted step.
 After a switch the plan stays for `gap_s`, so that plans do not follow a link that goes up and down.
+
+Where the job permits less exact codecs, a run goes over to one as its links narrow, and back as
+they widen; the way back needs no gain. Each such change makes the next rest longer for an hour.
+
 The next drift counts from the figures that the present plan was made with. Links that trees have
 left are tried again, ever more seldom (`link_watch.py`).
 
@@ -27,6 +31,10 @@ from isthmus.topology.spec.units import format_duration
 
 ATTEMPTS = 3
 """Plans in a row that sites could not go over to, before what they were made for is let be."""
+MOVES_S = 3600.0
+"""How long a change of the codec counts."""
+LONGER = 3
+"""By how much each of them lengthens the rest after the next one."""
 RELAUNCH_GAIN = 0.1
 """Part of a step that a relaunch has to save before people are told of it."""
 
@@ -50,6 +58,10 @@ class SwitchPlanned:
     before_s: float
     """Predicted seconds of a step with the reduction that the run has."""
     after_s: float
+    other_codec: str = ""
+    """The codec that all trees get, where it is another; empty: codecs follow from the links."""
+    is_more_exact: bool = False
+    """That codec loses less than the present one; a step is about as quick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +151,8 @@ class ReplanMachine:
         """What the plan was made with that is being made or gone over to."""
         self._step_s: float | None = None
         """Predicted, of the present plan; None before anything was planned again."""
+        self._moves_s: list[float] = []
+        """When the codec was changed."""
         self._keeps_codecs = False
         """A site has said that its ranks encode: then every plan has to keep each chunk's codec."""
 
@@ -204,9 +218,9 @@ class ReplanMachine:
         """Ask for other trees, if that is worth it."""
         self._planning, self._step_s = None, planned.before_s
         saved = 1 - planned.after_s / planned.before_s
-        if saved >= self._settings.gain:
+        if saved >= self._settings.gain or planned.is_more_exact:
             self._candidate = _Candidate(planned, cause)
-            why = f"{planned.form}: predicted {_gain(planned)}, for {cause.why}"
+            why = f"{_named(planned)}: predicted {_gain(planned)}, for {cause.why}"
             return [TreesWanted(self._epoch.members, planned.reduction, why)]
         why = (
             f"the best other trees, {planned.form}, would save {saved:.1%} of a step: "
@@ -264,16 +278,22 @@ class ReplanMachine:
         self._epoch, self._step_s = epoch, planned.after_s
         # A plan that only tries links again is soon taken back, if it was tried in vain.
         is_trial = bool(cause.links) and all(each.is_forgotten for each in cause.links)
-        self._rest(now_s, self._settings.lasting_s if is_trial else self._settings.gap_s)
+        gap_s = self._settings.lasting_s if is_trial else self._settings.gap_s
+        if planned.other_codec:
+            self._moves_s = [each for each in self._moves_s if each > now_s - MOVES_S]
+            gap_s = self._settings.gap_s * LONGER ** len(self._moves_s)
+            self._moves_s.append(now_s)
+        self._rest(now_s, gap_s)
         note = (
             f"from round {epoch.from_round} on gradients cross by another plan, "
-            f"{planned.form}: predicted {_gain(planned)}, for {cause.why}"
+            f"{_named(planned)}: predicted {_gain(planned)}, for {cause.why}"
         )
         detail = {
             "note": note,
             "epoch": epoch.number,
             "from_round": epoch.from_round,
             "plan": planned.form,
+            "codec": planned.other_codec,
             "before_s": planned.before_s,
             "after_s": planned.after_s,
             "links": [each.to_json() for each in cause.links],
@@ -284,6 +304,10 @@ class ReplanMachine:
 def _kept(detail: Mapping[str, object]) -> RecordEvent:
     note = f"the plan is kept: {detail['why']}"
     return RecordEvent("plan.kept", detail={"note": note, **detail})
+
+
+def _named(planned: SwitchPlanned) -> str:
+    return f"{planned.form}, as {planned.other_codec}" if planned.other_codec else planned.form
 
 
 def _gain(planned: SwitchPlanned) -> str:

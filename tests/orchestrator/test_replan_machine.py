@@ -5,6 +5,7 @@ When it does, what it wants, what it does when sites cannot, and that it never f
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -115,6 +116,38 @@ def of(actions: Sequence[object], kind: type[T]) -> list[T]:
 
 def rates_of(asked: PlanAgain) -> dict[tuple[str, str], float | None]:
     return {pair: figures.bytes_per_s for pair, figures in asked.figures.items()}
+
+
+NARROWER = dataclasses.replace(BETTER, other_codec="int8")
+EXACT = SwitchPlanned(
+    form="gather",
+    reduction=STAR,
+    before_s=1.0,
+    after_s=1.02,
+    other_codec="fp32",
+    is_more_exact=True,
+)
+
+
+def test_a_codec_changes_at_once_and_back_ever_more_seldom() -> None:
+    """A link that goes up and down all the time is followed three times in ten minutes."""
+    world = World()
+    world.go(20)
+    moves: list[float] = []
+    begun_s = world.now_s
+    while world.now_s < begun_s + 600.0:
+        is_narrow = int((world.now_s - begun_s) // 30.0) % 2 == 0
+        asked = of(world.go(1, PLANNED / 10 if is_narrow else PLANNED), PlanAgain)
+        for _ in asked:
+            planned = NARROWER if len(moves) % 2 == 0 else EXACT
+            (wanted,) = of(world.tell(planned), TreesWanted)
+            (begun,) = world.begin(wanted)
+            assert isinstance(begun, RecordEvent)
+            assert begun.detail["codec"] == planned.other_codec
+            assert f"as {planned.other_codec}" in str(begun.detail["note"])
+            moves.append(world.now_s - begun_s)
+    assert moves[0] <= 2 * SETTINGS.lasting_s
+    assert len(moves) == 3, moves
 
 
 def test_lasting_drift_is_planned_for_once() -> None:

@@ -17,6 +17,7 @@ from isthmus.orchestrator.core.replan_machine import (
 from isthmus.topology.documents.load import load_job
 from isthmus.topology.spec.epoch import Epoch
 from isthmus.topology.spec.measured_links import LinkFigures
+from isthmus.topology.spec.plan_wishes import Replan
 from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, has_same_turns
 from isthmus.topology.spec.run_spec import CodedPlan, RunSpec
 from isthmus.topology.spec.world import Topology
@@ -67,6 +68,31 @@ def test_other_trees_and_what_a_relaunch_would_give() -> None:
     assert set(switch.reduction.codecs) == {"fp32"}
     assert isinstance(relaunch, RelaunchPlanned)
     assert relaunch.step_s <= switch.after_s
+
+
+@pytest.mark.no_cover
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_a_run_that_may_goes_over_to_another_codec_and_back() -> None:
+    job = PLANNED_JOB.replace("plan: {}", "plan: {replan: {least_exact: int4}}")
+    one = spec_of(load_job(job, "job.yaml"), topology(2), Replan(least_exact="int4"))
+    began = first(one)
+    links = [("a", "b"), ("b", "a")]
+    narrow = dict.fromkeys(links, LinkFigures(bytes_per_s=2e4))
+    (down,) = answers(PlanAgain(began, narrow), 1, one, topology(2))
+    assert isinstance(down, SwitchPlanned)
+    assert set(down.reduction.codecs) == {"int4"}
+    assert (down.other_codec, down.is_more_exact) == ("int4", False)
+    less_exact = dataclasses.replace(began, number=1, reduction=down.reduction)
+    wide = dict.fromkeys(links, LinkFigures(bytes_per_s=1e12))
+    (up,) = answers(PlanAgain(less_exact, wide), 1, one, topology(2))
+    assert isinstance(up, SwitchPlanned)
+    assert set(up.reduction.codecs) == {"fp32"}
+    assert (up.other_codec, up.is_more_exact) == ("fp32", True)
+    (kept,) = answers(PlanAgain(began, narrow, keeps_codecs=True), 1, one, topology(2))
+    assert isinstance(kept, SwitchPlanned)
+    assert set(kept.reduction.codecs) == {"fp32"}
+    assert kept.other_codec == ""
 
 
 @pytest.mark.no_cover

@@ -89,6 +89,21 @@ def test_a_decay_is_of_the_residual_before_each_round(codec: Codec) -> None:
         assert lost.tobytes() == kept.tobytes()
 
 
+def test_a_lossless_codec_sends_what_a_lossy_one_has_left() -> None:
+    """A run goes over to it as its links widen; later rounds have nothing to make up for."""
+    residuals, numel = BucketResiduals(0, 300), 300
+    sent = sum(
+        (send(residuals, BY_NAME["int8"], gradient(each, numel)) for each in range(3)),
+        np.zeros(numel, dtype=np.float32),
+    )
+    sent += send(residuals, BY_NAME["fp32"], gradient(3, numel))
+    meant = sum((gradient(each, numel) for each in range(4)), np.zeros(numel, dtype=np.float32))
+    np.testing.assert_allclose(sent, meant, rtol=0.0, atol=1e-5 * float(np.abs(meant).max()))
+    assert residuals.of(0, Kind.CONTRIBUTION) is None
+    again = send(residuals, BY_NAME["fp32"], gradient(4, numel))
+    assert again.tobytes() == gradient(4, numel).tobytes()
+
+
 def test_residuals_last_as_long_as_the_buckets() -> None:
     residuals = Residuals()
     first = residuals.bucket(0, 11, 100)

@@ -12,8 +12,8 @@ from isthmus.topology.documents.placement import placed
 from isthmus.topology.model.step_model import step_time
 from isthmus.topology.planner.reductions import menu
 from isthmus.topology.planner.search import simulated, step_of
-from isthmus.topology.planner.switch import best_switch, relaunched_s
-from isthmus.topology.spec.job import Exchange, Job, LinkCodec, Placed, Reduction
+from isthmus.topology.planner.switch import best_switch, on_best_rung, relaunched_s
+from isthmus.topology.spec.job import Exchange, Job, LinkCodec, Placed, Reduction, rungs
 from isthmus.topology.spec.measured_links import LinkFigures, with_measured
 from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.link_codecs import plan_codecs
@@ -49,6 +49,33 @@ def test_trees_leave_a_link_that_became_narrow() -> None:
     exchange = dataclasses.replace(job.exchange, chunk_bytes=cut_of(job, world), is_cut=True)
     better = dataclasses.replace(job, exchange=exchange, reduction=switch.reduction)
     assert switch.after_s == pytest.approx(simulated_s(better, narrow), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_codec_is_as_exact_as_the_links_permit() -> None:
+    """On a narrow link a less exact one; the exact one again once the link is wide."""
+    world = a_world([4e8] * 2, [(0, 1, FAST, 0.01)])
+    job = dataclasses.replace(a_job(), reduction=Reduction(tree="gather"))
+    cut_bytes, codecs = cut_of(job, world), rungs("fp32", "int4")
+    chosen: dict[float, set[str]] = {}
+    for share in (100.0, 1.0, 0.004):
+        figures = {
+            each: LinkFigures(bytes_per_s=share * FAST) for each in [("s0", "s1"), ("s1", "s0")]
+        }
+        here = with_measured(world, figures, "2030-01-01T00:00:00+00:00")
+        for codec in ("fp32", "int8"):
+            exchange = dataclasses.replace(job.exchange, codec=codec)
+            running = dataclasses.replace(job, exchange=exchange)
+            switch = best_switch(running, here, cut_bytes)
+            found = on_best_rung(running, here, cut_bytes, switch, codecs)
+            assert found.reduction == switch.reduction
+            assert found.before_s == switch.before_s
+            chosen.setdefault(share, set()).add(found.codec)
+            if codec == "fp32" and share <= 1.0:
+                assert found.after_s < 0.95 * found.before_s
+    assert chosen[100.0] == {"fp32"}, "whatever the run has by now"
+    assert chosen[0.004] == {"int4"}
+    assert len(chosen[1.0]) == 1
 
 
 @pytest.mark.slow

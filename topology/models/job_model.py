@@ -28,6 +28,7 @@ from isthmus.topology.spec.job import (
     COMPUTES,
     NON_FINITE,
     ON_SAME_DATA,
+    RUNGS,
     SCHEDULES,
     TRAINED_IN,
     TREES,
@@ -49,7 +50,7 @@ from isthmus.topology.spec.plan_wishes import (
     Replan,
 )
 from isthmus.topology.spec.reduction_plan import TREES_MAX, WEIGHT_MAX
-from isthmus.topology.spec.suggest import shown
+from isthmus.topology.spec.suggest import one_of, shown
 from isthmus.topology.spec.units import (
     DURATION,
     format_duration,
@@ -250,6 +251,14 @@ class ReplanModel(Strict):
     gain: Share = default(
         format_fraction(_REPLAN.gain), "Of the predicted step, that other trees have to save."
     )
+    least_exact: Annotated[
+        str | None,
+        *choice(RUNGS),
+        Field(
+            description="The least exact codec to which a run may go over, as its links narrow; "
+            "else it keeps exchange.codec."
+        ),
+    ] = _REPLAN.least_exact
 
     @model_validator(mode="after")
     def _is_measured_in_time(self) -> Self:
@@ -817,6 +826,26 @@ class JobModel(Strict):
                 "rate",
                 f"has no use with on_fewer_sites: keep, where the batch stays: want shrink for "
                 f"{self.rate}, or no rate",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _codec_may_become_less_exact(self) -> Self:
+        replan = None if self.plan is None else self.plan.replan
+        if self.plan is None or replan is None or replan.least_exact is None:
+            return self
+        codec, least = self.exchange.codec, replan.least_exact
+        if self.exchange.codecs or self.plan.codecs:
+            raise KeyedError(
+                "plan",
+                "replan.least_exact has no use where codecs are chosen by link, or by the plan: want "
+                "one exchange.codec",
+            )
+        if codec not in RUNGS or RUNGS.index(codec) > RUNGS.index(least):
+            raise KeyedError(
+                "plan",
+                f"replan.least_exact: want {one_of(RUNGS)}, in this order from exchange.codec on, "
+                f"which is {codec}; got {least}",
             )
         return self
 

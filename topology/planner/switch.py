@@ -1,12 +1,14 @@
-"""Finds a better reduction for a running job, with all other decisions unchanged.
+"""Finds a better reduction for a running job, and a codec if it may change.
 
-A tree's codec follows from its links (topology/trees/link_codecs.py), so both change.
+All other decisions stay. A tree's codec follows from its links (topology/trees/link_codecs.py), so
+it changes with the reduction. Where the job permits less exact codecs, the run has the most exact
+one with which a step is nearly as quick as with any.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from isthmus.topology.documents.placement import placed
@@ -18,7 +20,11 @@ from isthmus.topology.planner.search import Search
 from isthmus.topology.spec.job import Job, Placed, Reduction
 from isthmus.topology.spec.plan_wishes import PlanWishes
 from isthmus.topology.spec.world import Topology
+from isthmus.topology.trees.codec_costs import RELATIVE_ERRORS
 from isthmus.topology.trees.tree_choice import plan_reduction
+
+NEAR = 0.05
+"""What a step may take longer, as a share of the quickest codec's, for a more exact one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +39,8 @@ class Switch:
     """Predicted seconds of a step with the run's present reduction."""
     after_s: float
     """Predicted seconds of a step with this reduction; the same, if nothing is better."""
+    codec: str
+    """The exchange's."""
 
 
 def best_switch(
@@ -65,13 +73,44 @@ def best_switch(
             reduction=present,
             before_s=now.step_s,
             after_s=now.step_s,
+            codec=job.exchange.codec,
         )
     return Switch(
         form=best.candidate.form,
         reduction=best.candidate.reduction,
         before_s=now.step_s,
         after_s=best.step_s,
+        codec=job.exchange.codec,
     )
+
+
+def on_best_rung(
+    job: Job, topology: Topology, cut_bytes: int, switch: Switch, codecs: Sequence[str]
+) -> Switch:
+    """Return a switch to the same reduction with the codec that a run is to have on these links.
+
+    Args:
+        job: As `best_switch`, with the codec that the run has by now.
+        topology: Likewise.
+        cut_bytes: Likewise.
+        switch: The best with that codec.
+        codecs: Those that the run may have.
+    """
+    job = _as_it_runs(job, placed(job, topology), cut_bytes)
+    steps = {switch.codec: switch.after_s}
+    for codec in codecs:
+        if codec in steps:
+            continue
+        exchange = dataclasses.replace(job.exchange, codec=codec)
+        other = dataclasses.replace(job, exchange=exchange, reduction=switch.reduction)
+        size = Sizing(chunk_bytes=cut_bytes, bucket_bytes=exchange.bucket_bytes)
+        found = Search(other, placed(other, topology), (size,)).best()
+        assert found is not None, "a run goes on with it"
+        steps[codec] = found.step_s
+    limit_s = (1 + NEAR) * min(steps.values())
+    near = [codec for codec, step_s in steps.items() if step_s <= limit_s]
+    codec = min(near, key=lambda each: (RELATIVE_ERRORS[each], steps[each]))
+    return dataclasses.replace(switch, codec=codec, after_s=steps[codec])
 
 
 def _as_it_runs(job: Job, topology: Topology, cut_bytes: int) -> Job:

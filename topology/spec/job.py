@@ -37,6 +37,19 @@ CODECS = (
 `topk2` 64 of each 4096 with two bits for each value. With `-zstd`, what compresses is compressed.
 """
 
+RUNGS = ("fp32", "split", "bf16", "bf16-split", "int8", "int4")
+"""The codecs that a running job may go over to, as its links narrow and widen: the most exact, then
+the largest first."""
+
+
+def rungs(own: str, least_exact: str) -> tuple[str, ...]:
+    """Return the codecs that a run may have: from its own down to the least exact one.
+
+    Both are of RUNGS, and `own` is not below `least_exact`.
+    """
+    return RUNGS[RUNGS.index(own) : RUNGS.index(least_exact) + 1]
+
+
 TREES = ("auto", "gather", "star", "ring", "hierarchy")
 """The forms of reduction trees: which site sums what (topology/trees/tree_choice.py,
 docs/planning.md)."""

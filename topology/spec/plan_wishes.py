@@ -28,6 +28,8 @@ class Replan:
     """Seconds for which it has to be off all the time."""
     gain: float = 0.05
     """Share of the predicted step that other trees have to save."""
+    least_exact: str | None = field(default=None, metadata=IN_USE)
+    """The least exact codec that the run may go over to; None: it keeps the exchange's."""
 
     @property
     def gap_s(self) -> float:

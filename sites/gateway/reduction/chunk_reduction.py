@@ -373,7 +373,7 @@ class ChunkReduction:
 
     def _encode(self, kind: Kind, values: Floats) -> Encoded:
         residuals, codec = self._residuals, self._codec
-        if residuals is None or codec.lossless:
+        if residuals is None or (codec.lossless and residuals.of(self._chunk, kind) is None):
             return self._timed(lambda: codec.encode_with_residual(values, None))
         if kind is Kind.CONTRIBUTION:
             residual = residuals.of(self._chunk, kind)

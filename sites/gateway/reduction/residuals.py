@@ -53,8 +53,13 @@ class BucketResiduals:
     def encode(self, chunk: int, kind: Kind, codec: Codec, values: Floats) -> Encoded:
         """Encode a chunk's `values`, float32 (n,), and the residual. They are not modified.
 
-        NaN and infinities cross as they do without a residual, and leave no residual.
+        NaN and infinities cross as they do without a residual, and leave no residual. Where a
+        run goes over to a lossless codec, that has nothing to leave out: the residual is gone.
         """
+        if codec.lossless:
+            lost = self._lost.pop((chunk, kind), None)
+            meant = values if lost is None else values + self._decay * lost
+            return codec.encode_with_residual(meant, None)
         lost = self._lost.get((chunk, kind))
         if lost is None:
             lost = self._lost[chunk, kind] = np.zeros(len(values), dtype=np.float32)
