@@ -34,6 +34,13 @@ seed: 1
 faults:
   - {at: 100ms, link: [a, b], rate: 4Mbit/s}
 """
+NARROW_FOR_A_WHILE = """
+version: 1
+seed: 1
+faults:
+  - {at: 100ms, link: [a, b], rate: 1Mbit/s}
+  - {at: 60s, link: [a, b], rate: 400Mbit/s}
+"""
 STEPS_AFTER = 2
 """With the new trees, before the run is ended.
 
@@ -72,6 +79,48 @@ def test_a_link_that_is_cut_to_a_tenth_is_planned_around(run: Bench) -> None:
     }
     assert resumed == set("abc"), events
     assert first["note"] in view.notes
+
+
+@pytest.mark.multiprocess
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@UNDER_BOTH_SECURITIES
+def test_a_run_is_less_exact_while_its_link_is_narrow(run: Bench) -> None:
+    """All sites change the codec at one round, and their parameters stay the same."""
+    topology = topology_yaml([(1, 1), (1, 1)], rtt="4ms", bandwidth="400Mbit/s")
+    (run.folder / "faults.yaml").write_text(NARROW_FOR_A_WHILE)
+    text = JOB.replace("lasting: 500ms", "lasting: 500ms, least_exact: int8")
+    job = run.write(topology, text.replace("global_batch: 6", "global_batch: 768"))
+    faults = run.folder / "faults.yaml"
+    launched = run.start("launch", str(job), "--json", "--faults", str(faults))
+    run.wait_for("the codec, and back", lambda: _is_exact_again(run) or _has_ended(run), 300.0)
+    run.isthmus("cancel", "--json").check()
+    launched.communicate(timeout=RUN_S)
+    events, verified_steps = _recorded(run)
+    view = fold(run.run_folder().name, events)
+    assert view.reason_code == "CANCELLED", f"{view}\n{run.logs()}"
+    moves = _codec_moves(events)
+    assert moves[0]["codec"] in ("bf16", "bf16-split", "int8"), moves
+    assert moves[0]["after_s"] < moves[0]["before_s"]
+    assert moves[-1]["codec"] == "fp32", moves
+    assert verified_steps >= moves[-1]["from_round"] + STEPS_AFTER
+
+
+def _codec_moves(events: list[RecordedEvent]) -> list[Mapping[str, Any]]:
+    found = [each.detail for each in events if each.kind == "run.replanned"]
+    return [each for each in found if each["codec"]]
+
+
+def _is_exact_again(run: Bench) -> bool:
+    """Whether steps have been verified that fp32 carried after another codec."""
+    if not any(run.home.glob("runs/*/coordinator.json")):
+        return False
+    events, verified_steps = _recorded(run)
+    moves = _codec_moves(events)
+    if len(moves) < 2 or moves[-1]["codec"] != "fp32":
+        return False
+    return verified_steps >= moves[-1]["from_round"] + STEPS_AFTER
 
 
 def _recorded(run: Bench) -> tuple[list[RecordedEvent], float]:

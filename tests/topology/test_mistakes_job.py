@@ -193,6 +193,30 @@ JOB_MISTAKES: list[tuple[str, str, list[str]]] = [
     ),
     (
         "verify: {parameters_every: 5}",
+        "plan: {replan: {least_exact: fp32}}",
+        [
+            "6:7 replan.least_exact: want 'fp32', 'split', 'bf16', 'bf16-split', 'int8' or 'int4', in "
+            "this order from exchange.codec on, which is bf16; got fp32 [plan]"
+        ],
+    ),
+    (
+        "verify: {parameters_every: 5}",
+        "plan: {codecs: [int8], replan: {least_exact: int8}}",
+        [
+            "6:7 replan.least_exact has no use where codecs are chosen by link, or by the plan: want "
+            "one exchange.codec [plan]"
+        ],
+    ),
+    (
+        "verify: {parameters_every: 5}",
+        "plan: {replan: {least_exact: int7}}",
+        [
+            "6:30 want 'fp32', 'split', 'bf16', 'bf16-split', 'int8' or 'int4', got 'int7' (did you "
+            "mean 'int8'?) [plan.replan.least_exact]"
+        ],
+    ),
+    (
+        "verify: {parameters_every: 5}",
         "regime: {kind: diloco, start_after: 1}",
         ["6:37 is not run yet: leave it out [regime.start_after]"],
     ),

@@ -94,7 +94,7 @@ def on_best_rung(
         topology: Likewise.
         cut_bytes: Likewise.
         switch: The best with that codec.
-        codecs: Those that the run may have.
+        codecs: Those that the run may have, the exchange's own first.
     """
     job = _as_it_runs(job, placed(job, topology), cut_bytes)
     steps = {switch.codec: switch.after_s}
@@ -108,8 +108,8 @@ def on_best_rung(
         assert found is not None, "a run goes on with it"
         steps[codec] = found.step_s
     limit_s = (1 + NEAR) * min(steps.values())
-    near = [codec for codec, step_s in steps.items() if step_s <= limit_s]
-    codec = min(near, key=lambda each: (RELATIVE_ERRORS[each], steps[each]))
+    near = [codec for codec in codecs if steps[codec] <= limit_s]
+    codec = min(near, key=lambda each: RELATIVE_ERRORS[each])
     return dataclasses.replace(switch, codec=codec, after_s=steps[codec])
 
 
