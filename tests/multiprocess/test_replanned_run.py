@@ -120,7 +120,7 @@ def _is_exact_again(run: Bench) -> bool:
     moves = _codec_moves(events)
     if len(moves) < 2 or moves[-1]["codec"] != "fp32":
         return False
-    return verified_steps >= moves[-1]["from_round"] + STEPS_AFTER
+    return verified_steps >= float(moves[-1]["from_round"]) + STEPS_AFTER
 
 
 def _recorded(run: Bench) -> tuple[list[RecordedEvent], float]:
