@@ -53,10 +53,10 @@ from isthmus.orchestrator.evidence.simulate.simulated_result import (
 from isthmus.orchestrator.evidence.simulate.simulated_run import write_run
 from isthmus.orchestrator.run_folder.home import new_run_id
 from isthmus.topology.faults.script import TimedChange, expand
+from isthmus.topology.model.buckets import BUCKETS_MAX
 from isthmus.topology.planner.memory_fit import too_large
 from isthmus.topology.simulator.engine import SimulationError
 from isthmus.topology.simulator.settings import (
-    BUCKETS_MAX,
     DISTRIBUTIONS,
     SHARINGS,
     Outages,

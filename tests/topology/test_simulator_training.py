@@ -174,11 +174,10 @@ def test_steps_that_repeat_themselves_are_those_that_a_simulation_would_make(
     assert reused.num_actions < each.num_actions
 
 
-def test_few_flows_tell_the_same_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_flows_tell_the_same_as_many() -> None:
     job, topology = a_job(tree="ring", global_batch=96, bucket_bytes=16 << 20), a_topology(4)
     fine = simulate(job, topology, PLAIN)
-    monkeypatch.setattr("isthmus.topology.simulator.step_work.FLOWS_PER_STEP", 60)
-    coarse = simulate(job, topology, PLAIN)
+    coarse = simulate(job, topology, dataclasses.replace(PLAIN, flows_per_step=60))
     assert coarse.num_actions < fine.num_actions / 2
     assert coarse.mean_step_s == pytest.approx(fine.mean_step_s, rel=0.05)
     assert [each.raw_bytes for each in coarse.links] == pytest.approx(

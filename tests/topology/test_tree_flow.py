@@ -25,7 +25,7 @@ from isthmus.topology.trees.pairs import pairs_of
 from isthmus.topology.trees.shapes import widest_tree
 from isthmus.topology.trees.slow_start import unused_s
 from isthmus.topology.trees.tree_choice import weighted_sets
-from isthmus.topology.trees.tree_flow import unused_of_s
+from isthmus.topology.trees.tree_flow import Ramps
 from tests.fakes.plannable import a_random_world
 
 MODEL = Model(layers=4, heads=4, width=128, context=64)
@@ -188,9 +188,8 @@ def test_slow_start_by_arrays_is_the_sum_over_windows(seed: int) -> None:
     chance = random.Random(seed)
     num_bytes, rate = 10 ** chance.uniform(3, 9), 10 ** chance.uniform(5, 9)
     rtt_s, window = chance.uniform(0.001, 0.3), chance.choice((1, 4, 8)) * 15_000.0
-    [found] = unused_of_s(
-        *(np.array([figure]) for figure in (num_bytes, rate, rtt_s, window))
-    ).tolist()
+    ramps = Ramps(*(np.array([figure]) for figure in (rate, rtt_s, window)))
+    [found] = ramps.unused_s(np.array([num_bytes])).tolist()
     assert found == pytest.approx(unused_s(num_bytes, rate, rtt_s, window), abs=1e-9), f"{seed=}"
 
 

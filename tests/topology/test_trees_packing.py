@@ -121,7 +121,7 @@ def test_of_very_many_links_each_site_keeps_several() -> None:
 def test_whole_weights_are_small_and_nearly_as_good(seed: int) -> None:
     pairs = random_pairs(seed)
     packing = pack_trees(pairs)
-    weights = small_weights(packing, pairs)
+    [weights] = small_weights(packing, pairs)
     assert sum(weights) <= PERIOD_MAX
     loads = dict.fromkeys(pairs.bytes_per_s, 0)
     for (edges, _), weight in zip(packing.trees, weights, strict=True):

@@ -41,11 +41,14 @@ def restricted(topology: Topology, names: Sequence[str]) -> Topology:
 
     `failure.min_sites` is lowered to their number where it is more.
     """
-    kept = [site for site in topology.sites if site.name in names]
+    wanted = set(names)
+    kept = [site for site in topology.sites if site.name in wanted]
     if len(kept) == len(topology.sites):
         return topology
     sites = _numbered(kept)
-    links = tuple(link for link in topology.links if {link.source, link.target} <= set(names))
+    links = tuple(
+        link for link in topology.links if link.source in wanted and link.target in wanted
+    )
     min_sites = min(topology.failure.min_sites, len(sites))
     return dataclasses.replace(
         topology,
@@ -213,13 +216,16 @@ def unreached(topology: Topology) -> list[str]:
 
 def unlinked(names: Sequence[str], pairs: Set[tuple[str, str]]) -> list[str]:
     """Return the names that no pairs in both directions connect with the first one."""
-    reached = [*names[:1]]
-    for name in reached:
-        reached += [
-            other
-            for other in names
-            if other not in reached and {(name, other), (other, name)} <= pairs
-        ]
+    around: dict[str, list[str]] = {name: [] for name in names}
+    for one, other in pairs:
+        if (other, one) in pairs and one in around:
+            around[one].append(other)
+    reached = dict.fromkeys(names[:1])
+    waiting = [*names[:1]]
+    for name in waiting:
+        new = [other for other in around[name] if other not in reached and other in around]
+        reached.update(dict.fromkeys(new))
+        waiting += new
     return [name for name in names if name not in reached]
 
 

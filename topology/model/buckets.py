@@ -19,6 +19,8 @@ from isthmus.topology.spec.job import Job, Model
 from isthmus.topology.spec.model_shape import workload_described
 
 FLOAT32_BYTES = 4
+BUCKETS_MAX = 256
+"""Number of buckets from which on predictions take several as one: more would not show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,14 @@ def buckets_of(model: Model, bucket_bytes: int) -> tuple[Bucket, ...]:
     return tuple(buckets)
 
 
+def predicted_buckets(
+    model: Model, bucket_bytes: int, most: int = BUCKETS_MAX
+) -> tuple[Bucket, ...]:
+    """Return the buckets as predictions count them: not many more than `most`."""
+    total_bytes = FLOAT32_BYTES * num_parameters(model)
+    return buckets_of(model, max(bucket_bytes, total_bytes // most))
+
+
 @dataclass(frozen=True, slots=True)
 class Release:
     """A release: gradients that leave together."""
@@ -82,7 +92,7 @@ def releases(job: Job) -> tuple[Release, ...]:
 @functools.lru_cache(maxsize=256)
 def _releases(model: Model, bucket_bytes: int) -> tuple[Release, ...]:
     flops = [layer.flops_per_token for layer in layers(model)]
-    buckets = buckets_of(model, bucket_bytes)
+    buckets = predicted_buckets(model, bucket_bytes)
     left_bytes = sum(each.raw_bytes for each in buckets)
     releases = []
     for bucket in buckets:

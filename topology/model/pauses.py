@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from isthmus.topology.spec.reduction_plan import ReductionPlan
 from isthmus.topology.spec.tcp_constants import RTO_MIN_S
-from isthmus.topology.spec.world import Topology
-from isthmus.topology.trees.tree_flow import Crossing, flow_and_uses_s, unused_of_s
-from isthmus.topology.trees.tree_times import bytes_of_hops
+from isthmus.topology.trees.link_arrays import LinkArrays, TreeArrays
+from isthmus.topology.trees.tree_flow import Crossing, Ramps, flow_and_uses_s
 from isthmus.topology.trees.wire_load import Load
 
 if TYPE_CHECKING:
@@ -38,26 +36,31 @@ _LATE_RELEASES = 8
 class RestedLinks:
     """The links of a plan, which rest between the exchanges of one load."""
 
-    def __init__(self, plan: ReductionPlan, topology: Topology, load: Load) -> None:
-        """`load` describes the exchange; without a first window no link starts slowly."""
-        self._num_sites = plan.num_sites
-        bytes_of = bytes_of_hops(plan, load)
-        index = {site.name: site.index for site in topology.sites}
-        links = {(index[link.source], index[link.target]): link for link in topology.links}
-        used = {hop: links[hop] for hop in sorted(bytes_of)}
-        self._hop_h: tuple[Places, Places] = (
-            np.array([source for source, _ in used], dtype=np.intp),
-            np.array([target for _, target in used], dtype=np.intp),
-        )
-        self._rate_h = np.array([link.bytes_per_s for link in used.values()])
-        self._rtt_h = np.array([link.rtt_s for link in used.values()])
+    def __init__(
+        self, trees: TreeArrays | None, links: LinkArrays, load: Load, sent_bytes_st: Floats
+    ) -> None:
+        """Take the links that carry something.
+
+        Args:
+            trees: Of the plan; None: a gather.
+            links: Between its sites.
+            load: The exchange; without a first window no link starts slowly.
+            sent_bytes_st: Bytes of the load on each link.
+        """
+        self._trees, self._links, self._load = trees, links, load
+        self._num_sites = links.num_sites
+        sources, targets = np.nonzero(sent_bytes_st)
+        self._hop_h: tuple[Places, Places] = sources, targets
+        self._rate_h = links.rate_st[self._hop_h]
+        self._rtt_h = links.rtt_st[self._hop_h]
         self._rto_h = self._rtt_h + RTO_MIN_S
-        self._bytes_h = np.array([bytes_of[hop] for hop in used])
-        self.first_h: Floats = np.array([load.window_of(link) for link in used.values()])
+        self._bytes_h = sent_bytes_st[self._hop_h]
+        self.busy_st: Floats = sent_bytes_st / links.rate_st
+        """Seconds of an exchange's bytes on each link; 0 where nothing is sent."""
+        self.first_h: Floats = links.window_st(load)[self._hop_h]
         """Bytes of the windows that connections begin with when the run starts; shape (H,)."""
         self.full_h: Floats = np.maximum(self.first_h, self._rate_h * self._rtt_h)
         """Bytes of the windows that fill the links; shape (H,)."""
-        self._plan, self._topology, self._load = plan, topology, load
         self._known: dict[bytes, tuple[Floats, Floats]] = {}
 
     @property
@@ -79,9 +82,9 @@ class RestedLinks:
         Returns:
             Seconds, shape (B, S, T) and (B, H); crossings are -inf where no site waits.
         """
-        if self._plan.is_gather:
+        if self._trees is None:
             used_bh = self._bytes_h / self._rate_h
-            used_bh = used_bh + unused_of_s(self._bytes_h, self._rate_h, self._rtt_h, window_bh)
+            used_bh = used_bh + Ramps(self._rate_h, self._rtt_h, window_bh).unused_s(self._bytes_h)
             there_bst = np.full((len(window_bh), self._num_sites, self._num_sites), -math.inf)
             there_bst[:, *self._hop_h] = used_bh + self._rtt_h / 2
             return there_bst, used_bh
@@ -107,7 +110,8 @@ class RestedLinks:
     @functools.cached_property
     def _crossing(self) -> Crossing:
         """The load on the plan's trees."""
-        return Crossing(self._plan, self._topology, [self._load])
+        assert self._trees is not None, "a gather has no trees"
+        return Crossing(self._trees, self._links, [self._load])
 
     def windows_after(self, window_bh: Floats, idle_bh: Floats) -> Floats:
         """Return the windows of the next exchange, after pauses of `idle_bh` seconds."""
@@ -147,29 +151,15 @@ class RestedLinks:
             window = np.where(rests, _left(opened, idle_s, rto_s, self.first_h[mine]), window)
             grown = np.where(rests, 0.0, grown)
             begins_s = np.maximum(at_s[release], free_s)
-            begins_s -= unused_of_s(grown, rate, rtt_s, window)
+            begins_s -= Ramps(rate, rtt_s, window).unused_s(grown)
             all_s = left_rh[release] / rate
-            all_s += unused_of_s(grown + left_rh[release], rate, rtt_s, window)
+            all_s += Ramps(rate, rtt_s, window).unused_s(grown + left_rh[release])
             latest = np.where(rests, np.maximum(latest, begins_s + all_s + rtt_s / 2), latest)
             grown = grown + own_rh[release]
-            own_s = own_rh[release] / rate + unused_of_s(grown, rate, rtt_s, window)
+            own_s = own_rh[release] / rate + Ramps(rate, rtt_s, window).unused_s(grown)
             free_s = begins_s + own_s
         latest_t[self._hop_h[1][mine]] = latest
         return latest_t
-
-    def least_uses_s(self, source: int, since_s: Floats, left_share: Floats) -> Floats:
-        """Return lower bounds on the busy time of a site's links, from its releases; shape (T,).
-
-        Args:
-            source: The site.
-            since_s: Times of the releases, from the first one; shape (R,).
-            left_share: Share of all gradients in a release and all later ones, shape (R,).
-        """
-        mine = self._hop_h[0] == source
-        uses_t = np.zeros(self._num_sites)
-        each_rh = since_s[:, None] + left_share[:, None] * self._bytes_h[mine] / self._rate_h[mine]
-        uses_t[self._hop_h[1][mine]] = each_rh.max(axis=0)
-        return uses_t
 
 
 def _opened(num_bytes: Floats, window: Floats, full: Floats) -> Floats:

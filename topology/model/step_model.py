@@ -34,7 +34,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,11 +48,13 @@ from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.reduction_plan import ReductionPlan
 from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.codec_costs import usual_ratio
+from isthmus.topology.trees.link_arrays import LinkArrays, TreeArrays
 from isthmus.topology.trees.link_codecs import plan_codecs
 from isthmus.topology.trees.small_buckets import gathered_bytes
 from isthmus.topology.trees.tree_choice import plan_reduction
-from isthmus.topology.trees.tree_times import bytes_of_hops, crossings_s, plan_times_s, rate_of
-from isthmus.topology.trees.wire_load import Hop, Wire, card_s, gateways_s_per_byte
+from isthmus.topology.trees.tree_flow import Crossing, flow_s
+from isthmus.topology.trees.tree_times import plan_times_s
+from isthmus.topology.trees.wire_load import Connections, Hop, Load, Wire, gateways_s_per_byte
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -82,11 +84,25 @@ class MeanStep:
     mean."""
 
 
+class ModelLinks:
+    """What step models need of a topology's links; worth keeping for many plans over its sites."""
+
+    def __init__(self, job: Job, topology: Topology) -> None:
+        """Take the links of a topology, with as many connections as the job wants."""
+        self.arrays = LinkArrays(topology)
+        self.connections = Connections(topology, job.exchange.channels_per_link)
+
+
 class StepModel:
     """The steps of one job over one reduction, whatever its sites compute."""
 
     def __init__(
-        self, job: Job, topology: Topology, plan: ReductionPlan, ratio: float | None = None
+        self,
+        job: Job,
+        topology: Topology,
+        plan: ReductionPlan,
+        ratio: float | None = None,
+        links: ModelLinks | None = None,
     ) -> None:
         """Precompute everything that does not depend on the sites' compute.
 
@@ -95,42 +111,66 @@ class StepModel:
             topology: Topology of the sites that take part.
             plan: Reduction over these sites.
             ratio: Encoded bytes per byte of float32; None: the codecs' usual ratio.
+            links: Of the topology by the job, where they are known.
         """
         if job.exchange.schedule == "off":
             raise ValueError("schedule: want an exchange, got off")
-        self._topology, self._plan = topology, plan
+        self._plan = plan
         self._rows: dict[tuple[int, SiteTiming], tuple[Floats, Floats]] = {}
-        self.link_s: Mapping[Hop, float] = {}
-        """Seconds that a step's bytes keep each directed link busy."""
-        self.link_bytes: Mapping[Hop, float] = {}
-        """Bytes that a step sends over each directed link."""
         if plan.num_sites > 1:
-            self._cross(job, usual_ratio(job.exchange.codec) if ratio is None else ratio)
+            ratio = usual_ratio(job.exchange.codec) if ratio is None else ratio
+            self._cross(job, topology, ratio, links or ModelLinks(job, topology))
 
-    def _cross(self, job: Job, ratio: float) -> None:
+    def _cross(self, job: Job, topology: Topology, ratio: float, links: ModelLinks) -> None:
         """Compute the crossings."""
-        topology, plan, raw_bytes = self._topology, self._plan, gradient_bytes(job)
-        wire = Wire(job, topology, plan, ratio)
+        plan, raw_bytes, arrays = self._plan, gradient_bytes(job), links.arrays
+        wire = Wire(job, topology, plan, ratio, links.connections)
+        trees = None if plan.is_gather else TreeArrays(plan)
         described = job.workload is not None
         in_flight = min(site.num_gateways for site in topology.sites) if described else 1
         self._grid_g = _shares(job)
+        self._grid = tuple(self._grid_g.tolist())
         loads = [
             wire.load(max(1, math.ceil(share * raw_bytes))).of_gateways(in_flight)
             for share in self._grid_g.tolist()
         ]
         warm = [dataclasses.replace(each, first_window_bytes=None) for each in loads]
-        self._warm_gst = crossings_s(plan, topology, warm)
-        self._links = RestedLinks(plan, topology, loads[0])
-        self.link_bytes = bytes_of_hops(plan, wire.load(raw_bytes))
-        self.link_s = {
-            hop: num_bytes / rate_of(topology, hop) for hop, num_bytes in self.link_bytes.items()
-        }
+        if trees is None:
+            self._warm_gst = _gathered_s(arrays, warm)
+        else:
+            self._warm_gst = flow_s(Crossing(trees, arrays, warm))
+        first_bytes_st = _sent_bytes(trees, arrays, loads[0])
+        self._links = RestedLinks(trees, arrays, loads[0], first_bytes_st)
+        self._sent_bytes_st = _sent_bytes(trees, arrays, wire.load(raw_bytes))
+        self._busy_st = self._sent_bytes_st / arrays.rate_st
         self._gateway_s = np.zeros(plan.num_sites)
         if job.plan is None or job.plan.gateways == "measured" or job.workload is None:
             per_byte_s = gateways_s_per_byte(job, topology, plan, ratio)
             of_node = [site.gateways_per_node for site in topology.sites]
             self._gateway_s = raw_bytes * np.array(per_byte_s) / of_node
-        self._card_s = np.array([card_s(site, self.link_bytes) for site in topology.sites])
+        crossing_s = np.maximum(self._sent_bytes_st.sum(axis=0), self._sent_bytes_st.sum(axis=1))
+        self._card_s = crossing_s / [site.nic_bytes_per_s or math.inf for site in topology.sites]
+
+    @functools.cached_property
+    def link_bytes(self) -> Mapping[Hop, float]:
+        """Bytes that a step sends over each directed link that it uses."""
+        return self._of_hops(self._sent_bytes_st) if self._plan.num_sites > 1 else {}
+
+    @functools.cached_property
+    def link_s(self) -> Mapping[Hop, float]:
+        """Seconds that a step's bytes keep each of these links busy."""
+        return self._of_hops(self._busy_st) if self._plan.num_sites > 1 else {}
+
+    def _of_hops(self, each_st: Floats) -> Mapping[Hop, float]:
+        hops = np.argwhere(self._sent_bytes_st)
+        return {
+            (source, target): float(each_st[source, target]) for source, target in hops.tolist()
+        }
+
+    @property
+    def busiest_link_s(self) -> float:
+        """Seconds that a step's bytes keep the busiest link busy."""
+        return float(self._busy_st.max())
 
     def gateway_s(self, timings: Timings) -> list[float]:
         """Return the busy seconds per step of a gateway in each site's fullest node."""
@@ -162,16 +202,30 @@ class StepModel:
         [step_s] = self.steps_s([timings])
         return step_s
 
-    def steps_s(self, asked: Sequence[Timings]) -> list[float]:
-        """Return `step_s` of several timings at once; `asked` has length B."""
+    def steps_s(
+        self, asked: Sequence[Timings], most: int | None = None, limit_s: float = math.inf
+    ) -> list[float]:
+        """Return `step_s` of several timings at once; `asked` has length B.
+
+        Args:
+            asked: Timings of the sites, for each step.
+            most: Number of shortest steps to return exactly; others are infinite. None: all.
+            limit_s: Length beyond which a step may be infinite, too.
+        """
         if self._plan.num_sites == 1:
             return [timings[0].alone_s for timings in asked]
         steps = _Steps(self, asked)
-        weights_bst = steps.warm_bst
+        found: Floats = steps.at_least(largest_cycle_means(steps.warm_bst))
         if self._links.are_slow:
-            weights_bst, _ = self._rested(steps, self._settled(steps))
-        found: list[float] = steps.at_least(largest_cycle_means(weights_bst)).tolist()
-        return found
+            kept = np.argsort(found, kind="stable")[: None if most is None else 2 * most]
+            kept = np.sort(kept[found[kept] <= limit_s])
+            found[:] = math.inf
+            if len(kept):
+                if len(kept) < len(asked):
+                    steps = _Steps(self, [asked[each] for each in kept.tolist()])
+                weights_bst, _ = self._rested(steps, self._settled(steps))
+                found[kept] = steps.at_least(largest_cycle_means(weights_bst))
+        return [float(each) for each in found]
 
     def warm_step_s(self, timings: Timings) -> float:
         """Return the mean seconds of a step with warm connections: a lower bound."""
@@ -206,30 +260,89 @@ class StepModel:
         there_bst, in_use_bh = self._links.crossings_s(window_bh)
         return steps.with_crossing(there_bst), in_use_bh
 
-    def row(self, source: int, timing: SiteTiming) -> tuple[Floats, Floats]:
-        """Return a site's arrival times over warm connections, and lower bounds of links' use.
+    def rows(self, asked: Sequence[Timings]) -> tuple[Floats, Floats]:
+        """Return sites' arrival times over warm connections, and lower bounds of links' use.
 
-        Results are cached, because searches repeat calls.
+        Results are cached by site and timing, because searches repeat calls.
 
         Returns:
-            Shape (T,) each: seconds from the beginning of the site's step, -inf for sites that do
-            not wait for it; and how long the connections to each site are in use at least.
+            Shape (B, S, T) each: seconds from the beginning of the site's step, -inf for sites that
+            do not wait for it; and how long the connections to each site are in use at least.
         """
-        key = (source, timing)
-        if key not in self._rows:
-            leave_r, share_r = np.array(timing.leave_s), np.array(timing.left_share)
-            warm_rt = self._crossing_of(timing.left_share)[:, source]
-            warm_t = (leave_r[:, None] + warm_rt).max(axis=0)
-            if self._links.are_slow and self._plan.is_gather and len(leave_r) > 1:
-                warm_t = np.maximum(warm_t, self._links.late_s(source, leave_r, share_r))
-            used_t = self._links.least_uses_s(source, leave_r - leave_r[0], share_r)
-            self._rows[key] = warm_t, used_t
-        return self._rows[key]
+        known = self._rows
+        new = {
+            (source, timing): None
+            for timings in asked
+            for source, timing in enumerate(timings)
+            if (source, timing) not in known
+        }
+        alike: dict[tuple[float, ...], list[tuple[int, SiteTiming]]] = {}
+        for source, timing in new:
+            shares, _ = self._corners(timing)
+            alike.setdefault(shares, []).append((source, timing))
+        for shares, keys in alike.items():
+            known.update(zip(keys, self._new_rows(shares, keys), strict=True))
+        found = [[known[each] for each in enumerate(timings)] for timings in asked]
+        there_bst = np.array([[there_t for there_t, _ in rows] for rows in found])
+        return there_bst, np.array([[used_t for _, used_t in rows] for rows in found])
 
-    @functools.lru_cache(maxsize=64)  # noqa: B019 - lives as long as the model does
-    def _crossing_of(self, left_share: tuple[float, ...]) -> Floats:
-        """Return the crossings of shares over warm connections; shape (R, S, T)."""
-        return _between(self._warm_gst, self._grid_g, np.array(left_share))
+    def _new_rows(
+        self, shares: tuple[float, ...], keys: Sequence[tuple[int, SiteTiming]]
+    ) -> Iterator[tuple[Floats, Floats]]:
+        """Yield the rows of sites whose gradients leave in the same shares."""
+        sources = [source for source, _ in keys]
+        leave_nr = np.array([self._corners(timing)[1] for _, timing in keys])
+        warm_rst = _between(self._warm_gst, self._grid_g, np.array(shares))
+        warm_nt = (leave_nr.T[..., None] + warm_rst[:, sources]).max(axis=0)
+        since_nr = leave_nr - leave_nr[:, :1]
+        busy_nt = self._links.busy_st[sources]
+        used_nt = (since_nr.T[..., None] + np.multiply.outer(shares, busy_nt)).max(axis=0)
+        used_nt[busy_nt == 0] = 0.0
+        for (source, timing), warm_t, used_t in zip(keys, warm_nt, used_nt, strict=True):
+            if self._links.are_slow and self._plan.is_gather and len(timing.leave_s) > 1:
+                leave_r, share_r = np.array(timing.leave_s), np.array(timing.left_share)
+                warm_t = np.maximum(warm_t, self._links.late_s(source, leave_r, share_r))
+            yield warm_t, used_t
+
+    def _corners(self, timing: SiteTiming) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return corners(timing.left_share, timing.leave_s, self._grid)
+
+
+@functools.lru_cache(maxsize=4096)
+def corners(
+    shares: tuple[float, ...], leave_s: tuple[float, ...], grid: tuple[float, ...]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the releases that may end last, whatever the crossings are: their shares and times.
+
+    Between two shares of the grid crossings are linear in the share, so only releases on the upper
+    convex hull of (share, time) there can be last. The first and the last one are always kept.
+
+    Args:
+        shares: Share of all gradients in each release and all later ones, falling.
+        leave_s: Seconds at which they leave, rising.
+        grid: Shares, falling, between which crossings are interpolated.
+    """
+    kept: list[int] = []
+    hull: list[int] = []
+    step = 0
+    for index, share in enumerate(shares):
+        while step < len(grid) - 2 and share < grid[step + 1]:
+            step += 1
+            kept += hull
+            hull = hull[-1:]
+        while len(hull) > 1 and _is_below(hull[-2], hull[-1], index, shares, leave_s):
+            hull.pop()
+        hull.append(index)
+    places = list(dict.fromkeys((*kept, *hull)))
+    return tuple(shares[each] for each in places), tuple(leave_s[each] for each in places)
+
+
+def _is_below(
+    before: int, each: int, after: int, shares: Sequence[float], leave_s: Sequence[float]
+) -> bool:
+    """Return whether a point lies on or below the line between two others."""
+    rise_s = (leave_s[after] - leave_s[before]) * (shares[before] - shares[each])
+    return (leave_s[each] - leave_s[before]) * (shares[before] - shares[after]) <= rise_s
 
 
 class _Steps:
@@ -243,15 +356,9 @@ class _Steps:
         busiest_s = np.maximum(model._gateway_s, model._card_s)
         self._pace_b = (share_bs * busiest_s).max(axis=1)
         inside_b = np.array([max(each.inside_s for each in timings) for timings in asked])
-        links_s = max(model.link_s.values(), default=0.0)
-        self._floor_b = np.maximum(np.maximum(self._pace_b, inside_b), links_s)
-        rows = [
-            _stacked(model, source, [timings[source] for timings in asked], self._pace_b)
-            for source in range(self._alone_bs.shape[1])
-        ]
-        there_bst, self.used_bst, paced_bs = (
-            np.stack(each, axis=1) for each in zip(*rows, strict=True)
-        )
+        self._floor_b = np.maximum(np.maximum(self._pace_b, inside_b), model.busiest_link_s)
+        there_bst, self.used_bst = model.rows(asked)
+        paced_bs = _paced(asked, self._pace_b)
         self._waits_bst = np.isfinite(there_bst)
         paced_bst = np.where(self._waits_bst, paced_bs[..., None], -math.inf)
         self.warm_bst = self._with_own(np.maximum(there_bst, paced_bst))
@@ -280,22 +387,46 @@ class _Steps:
         return longest_b
 
 
-def _stacked(
-    model: StepModel, source: int, timings: Timings, pace_b: Floats
-) -> tuple[Floats, Floats, Floats]:
-    """Return a site's rows of B steps, shape (B, T), and when its fullest node is done, (B,)."""
-    place = {timing: index for index, timing in enumerate(dict.fromkeys(timings))}
-    which = np.array([place[timing] for timing in timings])
-    rows = [model.row(source, timing) for timing in place]
-    there_bt, used_bt = (np.stack(each)[which] for each in zip(*rows, strict=True))
-    most = max(len(timing.leave_s) for timing in place)
-    leave_ur, share_ur = np.full((len(place), most), -math.inf), np.zeros((len(place), most))
-    for timing, index in place.items():
-        leaves_s = timing.node_leave_s or timing.leave_s
-        leave_ur[index, : len(leaves_s)] = leaves_s
-        share_ur[index, : len(leaves_s)] = timing.node_left_share or timing.left_share
-    paced_b = (leave_ur[which] + share_ur[which] * pace_b[:, None]).max(axis=1)
-    return there_bt, used_bt, paced_b
+def _paced(asked: Sequence[Timings], pace_b: Floats) -> Floats:
+    """Return when the fullest node of each site is done; shape (B, S)."""
+    every = dict.fromkeys(timing for timings in asked for timing in timings)
+    leaves = [corners(*_of_node(timing), (1.0, 0.0)) for timing in every]
+    most = max(len(leave_s) for _, leave_s in leaves)
+    leave_ur, share_ur = np.full((len(every), most), -math.inf), np.zeros((len(every), most))
+    for index, (shares, leave_s) in enumerate(leaves):
+        leave_ur[index, : len(leave_s)], share_ur[index, : len(leave_s)] = leave_s, shares
+    place = {timing: index for index, timing in enumerate(every)}
+    which_bs = np.array([[place[timing] for timing in timings] for timings in asked])
+    found: Floats = (leave_ur[which_bs] + share_ur[which_bs] * pace_b[:, None, None]).max(axis=2)
+    return found
+
+
+def _of_node(timing: SiteTiming) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if timing.node_leave_s:
+        return timing.node_left_share, timing.node_leave_s
+    return timing.left_share, timing.leave_s
+
+
+def _gathered_s(links: LinkArrays, loads: Sequence[Load]) -> Floats:
+    """Return the times of a gather over warm connections; shape (G, S, T), -inf on the diagonal."""
+    bytes_g = np.array([load.num_chunks * load.chunk_bytes[0] for load in loads])
+    there_gst = bytes_g[:, None, None] / links.rate_st + links.rtt_st / 2
+    own = np.arange(links.num_sites)
+    there_gst[:, own, own] = -math.inf
+    return there_gst
+
+
+def _sent_bytes(trees: TreeArrays | None, links: LinkArrays, load: Load) -> Floats:
+    """Return the mean bytes of a load on each directed link; shape (S, T)."""
+    bytes_k = load.num_chunks * np.array(load.chunk_bytes)
+    if trees is None:
+        sent_st = np.full_like(links.rate_st, bytes_k[0])
+        np.fill_diagonal(sent_st, 0.0)
+        return sent_st
+    sent_st = np.zeros_like(links.rate_st)
+    of_tree_k = bytes_k * trees.weight_k / trees.weight_k.sum()
+    np.add.at(sent_st, trees.hops, of_tree_k[trees.legs[1]])
+    return sent_st
 
 
 def _shares(job: Job) -> Floats:

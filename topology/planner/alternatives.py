@@ -72,6 +72,8 @@ class Alternatives:
     def compared(self, other: Choice) -> Choice:
         """Return another plan with a step that may be compared with the choice's."""
         ratio = self.choice.step_s / self.choice.modelled_s
+        if len(other.sites) == 1:
+            ratio = 1.0  # Nothing crosses, so the step model is exact.
         scaled = self.search.lasting(other, other.modelled_s * ratio)
         return self.search.judged(other) if is_clearly_better(scaled, self.choice) else scaled
 
@@ -179,7 +181,7 @@ class Alternatives:
     def _otherwise(self, name: str) -> Choice | None:
         """Return a plan with one site's participation reversed."""
         wanted = {*self.choice.sites} ^ {name}
-        return None if self.search.job.placement else self.search.best_of(wanted)
+        return None if self.search.job.placement else self.search.best_of(wanted, self.choice)
 
     def otherwise(self, name: str) -> Choice | None:
         """Return that plan as `compared`; None: it is impossible."""

@@ -24,7 +24,7 @@ Rank = tuple[float, ...]
 """The figures that order choices, entry by entry: the lower the better."""
 _DIGITS = 10
 """Significant digits of compared times and costs, so that rounding does not matter."""
-_AS_GOOD = 1 + 5e-4
+AS_GOOD = 1 + 5e-4
 """Ratio of steps or costs up to which two choices are equal, and simplicity or lower loss
 decides."""
 _TOLD = 3
@@ -163,14 +163,14 @@ def by_rank(choice: Choice) -> Rank:
 
 def is_clearly_better(one: Choice, other: Choice) -> bool:
     """Return whether the first of two is better by the objective, by more than rounding."""
-    return one.rank[0] * _AS_GOOD < other.rank[0]
+    return one.rank[0] * AS_GOOD < other.rank[0]
 
 
 def is_better(one: Choice, other: Choice) -> bool:
     """Return whether the first of two is clearly better, or as good and simpler."""
     if is_clearly_better(one, other):
         return True
-    return one.rank[0] <= other.rank[0] * _AS_GOOD and one.rank[1:] < other.rank[1:]
+    return one.rank[0] <= other.rank[0] * AS_GOOD and one.rank[1:] < other.rank[1:]
 
 
 def loss(codecs: Sequence[str], plan: ReductionPlan) -> float:

@@ -26,7 +26,7 @@ def improved(
     """
     best, num_tries = begin, 0
     waiting, num_idle = deque(kinds), 0
-    while num_idle < len(waiting):
+    while num_idle < len(waiting) and num_tries < most_tries:
         for other in waiting[0](best):
             if num_tries >= most_tries:
                 return best

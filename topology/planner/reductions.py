@@ -26,7 +26,7 @@ from isthmus.topology.spec.reduction_plan import (
     star,
 )
 from isthmus.topology.spec.world import Topology
-from isthmus.topology.trees.packing import NEAR_ENOUGH
+from isthmus.topology.trees.packing import NEAR_ENOUGH, pack_stars, weighted
 from isthmus.topology.trees.pairs import Pairs, edge, pairs_of
 from isthmus.topology.trees.shapes import (
     best_hub,
@@ -39,6 +39,10 @@ from isthmus.topology.trees.shapes import (
 from isthmus.topology.trees.tree_choice import plan_reduction, weighted_sets
 from isthmus.topology.trees.two_way_packing import widest_two_way_tree
 
+HUBS = 8
+"""Largest number of hubs of stars that are found quickly."""
+QUICK_ROUNDING = 1.05
+"""Allowed ratio between their integer weights and the linear program."""
 ROUNDINGS = (NEAR_ENOUGH, 1.05, 1.2, 1.5)
 """Allowed ratios between integer weights and a linear program: short periods distribute few chunks
 better."""
@@ -60,7 +64,9 @@ class Candidate:
     reduction: Reduction
 
 
-def menu(job: Job, topology: Topology, *, packed: bool = True) -> list[Candidate]:
+def menu(
+    job: Job, topology: Topology, *, packed: bool = True, pairs: Pairs | None = None
+) -> list[Candidate]:
     """Return the candidate reductions for a topology, the simplest first; may be empty.
 
     If the job names its reduction, that is the only candidate.
@@ -69,10 +75,11 @@ def menu(job: Job, topology: Topology, *, packed: bool = True) -> list[Candidate
         job: The job, whose reduction may be fixed.
         topology: Of the sites that take part.
         packed: Whether to include weighted trees of a linear program.
+        pairs: Of the topology with the job's codecs, where they are known.
     """
     if len(topology.sites) == 1:
         return [Candidate("alone", ReductionPlan(1, (), "one site: nothing crosses"), Reduction())]
-    pairs = pairs_of(topology, job.exchange)
+    pairs = pairs or pairs_of(topology, job.exchange)
     if job.reduction != Reduction():
         try:
             plan = plan_reduction(job, topology)
@@ -120,6 +127,15 @@ def _by_name(way: Mapping[int, int], names: Sequence[str]) -> dict[str, str]:
     return {names[child]: names[parent] for child, parent in way.items()}
 
 
+def weighted_stars(pairs: Pairs) -> Candidate | None:
+    """Return weighted stars of a few hubs: quickly found, and often nearly best; None: none are."""
+    packing = pack_stars(pairs, HUBS) if pairs.num_sites > 2 else None
+    if packing is None:
+        return None
+    [trees] = weighted(pairs, packing, (QUICK_ROUNDING,))
+    return candidate_of(pairs.names, trees)
+
+
 def _forms(pairs: Pairs, *, packed: bool) -> Iterator[tuple[str, tuple[Tree, ...]]]:
     hubs = [site for site in range(pairs.num_sites) if not pairs.missing(site)]
     if len(hubs) == pairs.num_sites:
@@ -135,7 +151,7 @@ def _forms(pairs: Pairs, *, packed: bool) -> Iterator[tuple[str, tuple[Tree, ...
     if pairs.one_way and pairs.num_sites > 2:
         yield "", (widest_two_way_tree(pairs),)
     order = _widest_ring(pairs)
-    if pairs.num_sites > 2 and _narrowest(pairs, order)[0] > 0:
+    if pairs.num_sites > 2 and _narrowest_rate(pairs, order) > 0:
         yield f"ring {' - '.join(pairs.names[site] for site in order)}", ring_paths(order)
     groups = groups_by_delay(pairs)
     levels = hierarchy(pairs, groups) if 1 < len(groups) < pairs.num_sites else None
@@ -147,23 +163,91 @@ def _forms(pairs: Pairs, *, packed: bool) -> Iterator[tuple[str, tuple[Tree, ...
 
 
 def _widest_ring(pairs: Pairs) -> tuple[int, ...]:
-    """Return a ring of sites with wide narrowest links, by 2-opt."""
-    best = tuple(range(pairs.num_sites))
+    """Return a ring of sites with wide narrowest links, by 2-opt.
+
+    Of two rings that differ in two links, that one is wider whose two are, the narrower one first.
+    """
+    size = pairs.num_sites
+    rates = [[pairs.rate(one, other) for other in range(size)] for one in range(size)]
+    ring = list(range(size))
     better = True
     while better:
         better = False
-        for first, last in itertools.combinations(range(1, pairs.num_sites), 2):
-            other = (*best[:first], *reversed(best[first : last + 1]), *best[last + 1 :])
-            if _narrowest(pairs, other) > _narrowest(pairs, best):
-                best, better = other, True
-    return best
+        for first, last in itertools.combinations(range(1, size), 2):
+            before, begin = ring[first - 1], ring[first]
+            end, after = ring[last], ring[(last + 1) % size]
+            turned = sorted((rates[before][end], rates[begin][after]))
+            if turned > sorted((rates[before][begin], rates[end][after])):
+                ring[first : last + 1] = reversed(ring[first : last + 1])
+                better = True
+    return tuple(ring)
 
 
-def _narrowest(pairs: Pairs, order: Sequence[int]) -> list[int]:
-    """Return a ring's rates, the narrowest first."""
-    return sorted(
+def _narrowest_rate(pairs: Pairs, order: Sequence[int]) -> int:
+    """Return the rate of a ring's narrowest link."""
+    return min(
         pairs.rate(one, other) for one, other in zip(order, (*order[1:], order[0]), strict=True)
     )
+
+
+def adapted(tree: Tree, names: Sequence[str], pairs: Pairs) -> Tree | None:
+    """Return a tree over some sites as a tree over others: sites join it or leave it.
+
+    Who leaves is replaced by its own parent, a root by the child with the widest links. Who joins
+    does so over its widest link.
+
+    Args:
+        tree: Over the sites `names`.
+        names: Names of its sites.
+        pairs: Of the other sites.
+
+    Returns:
+        None: a link is missing.
+    """
+    index = {name: site for site, name in enumerate(pairs.names)}
+
+    def rate(one: str, other: str) -> int:
+        return pairs.rate(index[one], index[other])
+
+    root, parents = names[tree.root], _by_name(tree.parent, names)
+    if root not in index:
+        children = [each for each, above in parents.items() if above == root and each in index]
+        if not children:
+            return None
+        root = max(
+            children,
+            key=lambda one: min((rate(one, each) for each in children if each != one), default=0),
+        )
+    ways = []
+    for way in (parents, _by_name(tree.giver, names)):
+        kept: dict[str, str] = {}
+        for name in names:
+            if name in index and name != root:
+                above = way.get(name, root)
+                while above not in index:
+                    above = way.get(above, root)
+                kept[name] = root if above == name else above
+        for name in index:
+            if name not in names:
+                kept[name] = max((root, *kept), key=lambda each: rate(name, each))
+        if not _leads_to(root, kept) or not all(rate(*hop) for hop in kept.items()):
+            return None
+        ways.append({index[one]: index[other] for one, other in kept.items()})
+    return Tree(index[root], ways[0], tree.weight, ways[1])
+
+
+def _leads_to(root: str, way: Mapping[str, str]) -> bool:
+    """Return whether a way has no circle."""
+    reached = {root}
+    for name in way:
+        passed = []
+        while name not in reached:
+            if name in passed:
+                return False
+            passed.append(name)
+            name = way[name]
+        reached.update(passed)
+    return True
 
 
 def tree_changes(pairs: Pairs, pool: Sequence[Tree]) -> list[TreeChanges]:

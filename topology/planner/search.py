@@ -23,14 +23,15 @@ import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from isthmus.topology.cost.money import egress_usd
-from isthmus.topology.documents.placement import restricted, unreached
+from isthmus.topology.documents.placement import restricted
 from isthmus.topology.model.buckets import gradient_bytes
 from isthmus.topology.model.site_timing import SiteTiming
-from isthmus.topology.model.step_model import StepModel
+from isthmus.topology.model.step_model import ModelLinks, StepModel
+from isthmus.topology.planner.bounds import Bounds
 from isthmus.topology.planner.choice import (
+    AS_GOOD,
     Choice,
     Coding,
     Sizing,
@@ -46,13 +47,15 @@ from isthmus.topology.planner.memory_fit import largest_micro_batch
 from isthmus.topology.planner.reductions import (
     Candidate,
     TreeChanges,
+    adapted,
     candidate_of,
     menu,
     tree_changes,
+    weighted_stars,
 )
 from isthmus.topology.planner.site_options import SiteOptions
 from isthmus.topology.planner.spreads import Split, moves
-from isthmus.topology.simulator.settings import Settings
+from isthmus.topology.simulator.settings import FLOWS_PER_STEP, Settings
 from isthmus.topology.simulator.simulation import SimulatedRun, simulate
 from isthmus.topology.spec.job import Job, Reduction
 from isthmus.topology.spec.plan_wishes import PlanWishes
@@ -61,8 +64,7 @@ from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.codec_costs import usual_ratio
 from isthmus.topology.trees.link_codecs import plan_codecs
 from isthmus.topology.trees.pairs import Pairs, pairs_of
-from isthmus.topology.trees.tree_times import seconds_per_byte
-from isthmus.topology.trees.wire_load import tree_ratios
+from isthmus.topology.trees.wire_load import Hop, tree_ratios
 
 CHUNKS = tuple(size << 10 for size in (1024, 256, 4096, 512, 2048, 128, 64))
 BUCKETS = (4 << 20, 1 << 20, 16 << 20, 64 << 20)
@@ -73,34 +75,44 @@ _QUICK_CANDIDATES = 3
 """Reductions of a set that are tried for a first guess."""
 _SETS = 4
 """Sets of sites that are examined closely."""
-_SITES_OF_PAIRS = 6
-"""Number of sites up to which two at once may join or leave a set."""
-_GUESSED_SITES = 12
-"""Number of sites beyond which the step without a site, or with one more, is a guess."""
+_GUESSED_PAIRS = 400_000
+"""Number of pairs of sites, in all sets together, beyond which no more sets are guessed for."""
 _CANDIDATES, _OF_EACH_SET = 10, 2
 """Reductions of these sets that are examined closely, and the minimum per set."""
 _NEAR_ENOUGH = 1.2
 """Ratio to the best choice's step beyond which a choice is dropped."""
+_BEGUN = 5
+"""Number of choices from which local search begins, with many sites; with few: all of these."""
 _BETTERED = 3
 """Number of choices that are improved with many tries."""
 _QUICK_TRIES, _FEW_TRIES, _MANY_TRIES = 40, 120, 480
 """Limits on tried changes: of the spread for a guess, at first, and for the best choices."""
-_SITES_OF_TRIES = 6
-"""Number of sites beyond which there are fewer tries: a model's time grows with the pairs of
-sites."""
+_FEW_SITES = 6
+"""Number of sites up to which the search is thorough. Beyond it single sites join or leave a set,
+steps of other sets are guesses, simulations have fewer flows, and there are fewer tries: a model's
+time grows with the pairs of sites."""
 _SPREADS = 8
 """Number of best spreads of the batch, after single moves, that are examined."""
+_CHANGES = 4000
+"""Number of changes of one kind of trees that are looked at, most of which cannot be better."""
+_WARM = 1.01
+"""Ratio of warm steps up to which a change of trees may be better with slow start, too."""
 _NEIGHBOURS = 600
 """Number of changes that the step model sorts for the simulator."""
+_NEIGHBOURS_OF_TRY = 30
+"""Those for each change that the simulator may try."""
 _POOL = 12
 """Number of further trees that the simulator's changes may give weight to."""
 _JUDGED, _JUDGED_LEAST, _POLISHED = 12, 4, 48
 """Largest and smallest number of choices that are simulated, and of simulated changes of the
 best."""
-_JUDGED_ACTIONS, _POLISHED_ACTIONS = 400_000, 200_000
-"""Limits on simulated actions for judging and polishing: about half a second."""
+_JUDGED_ACTIONS, _POLISHED_ACTIONS = 400_000, 400_000
+"""Limits on simulated actions for judging and polishing: about a second each."""
 _JUDGED_WITHIN = 1.15
 """Ratio to the best modelled step beyond which a choice is not simulated."""
+_FLOWS = 3000
+"""Hops of flows in a simulated step with many sites. Steps are within about 1 % of those with
+more."""
 _STEPS, _SKIPPED = 12, 4
 """Simulated steps, and how many first ones are skipped as a warm-up."""
 
@@ -131,8 +143,10 @@ class Search:
         self.sizes = sizes or sizings(job)
         self.allows = allows
         self.options = SiteOptions(job, topology)
+        self.bounds = Bounds(job, topology, self.options, self.codecs)
         self._sets: dict[Names, SiteSet] = {}
         self._simulated: dict[object, float | None] = {}
+        self._is_large = len(topology.sites) > _FEW_SITES
         self._num_actions = 1
         """Largest number of actions of a simulated choice so far."""
 
@@ -141,17 +155,20 @@ class Search:
         begun = self._begun()
         if not begun:
             return None
+        if self._is_large:
+            del begun[_BEGUN:]
         found = _distinct(self.set_of(each.sites).improved(each, _FEW_TRIES) for each in begun)
         found += [self.set_of(each.sites).improved(each, _MANY_TRIES) for each in found[:_BETTERED]]
         best = self._judged_best(found)
         num_tries = min(_POLISHED, _POLISHED_ACTIONS // self._num_actions)
-        polished = improved(
-            best,
-            [self._neighbours],
-            lambda one, other: is_better(self.judged(one), self.judged(other)),
-            num_tries,
-        )
-        return self.judged(polished)
+        if num_tries:
+            best = improved(
+                best,
+                [functools.partial(self._neighbours, num_tries)],
+                lambda one, other: is_better(self.judged(one), self.judged(other)),
+                num_tries,
+            )
+        return self.judged(best)
 
     def _begun(self) -> list[Choice]:
         """Return the best choices of the best sets, as starting points of the local search."""
@@ -176,20 +193,26 @@ class Search:
             lambda best, other: other if is_better(other, best) else best, others, first
         )
 
-    def _neighbours(self, choice: Choice) -> list[Choice]:
+    def _neighbours(self, num_tries: int, choice: Choice) -> list[Choice]:
         """Return the results of single changes of a choice, the best by the step model first."""
+        most = min(_NEIGHBOURS, _NEIGHBOURS_OF_TRY * num_tries)
         near = [
             each
-            for each in self.set_of(choice.sites).neighbours(choice)
-            if each.decisions not in self._simulated
+            for each in self.set_of(choice.sites).neighbours(choice, most)
+            if not self.is_judged(each)
         ]
         return sorted(near, key=by_rank)
 
+    def is_judged(self, choice: Choice) -> bool:
+        """Return whether a choice has been simulated."""
+        return choice.decisions in self._simulated
+
     def judged(self, choice: Choice) -> Choice:
         """Return a choice with its simulated step, if simulation is possible."""
-        key, here = choice.decisions, choice.topology(self.topology)
+        key = choice.decisions
         if key not in self._simulated:
-            run = simulated(choice.job(self.job), here)
+            here, is_large = self.set_of(choice.sites).topology, self._is_large
+            run = simulated(choice.job(self.job), here, _FLOWS if is_large else FLOWS_PER_STEP)
             if run is not None:
                 self._num_actions = max(self._num_actions, run.num_actions)
             self._simulated[key] = None if run is None else step_of(run)
@@ -198,16 +221,27 @@ class Search:
 
     def lasting(self, choice: Choice, step_s: float) -> Choice:
         """Return a choice whose step takes `step_s` seconds, by a better source than the model."""
-        return choice.lasting(
-            self.wishes.objective, step_s, usd_per_s(choice.topology(self.topology))
-        )
+        usd_per_s = self.set_of(choice.sites).usd_per_s
+        return choice.lasting(self.wishes.objective, step_s, usd_per_s)
 
-    def best_of(self, names: Iterable[str]) -> Choice | None:
-        """Return a good choice in which exactly these sites take part; None: none exists."""
+    def best_of(self, names: Iterable[str], like: Choice | None = None) -> Choice | None:
+        """Return a good choice in which exactly these sites take part; None: none exists.
+
+        It is not searched for like the best one, but is the better of the menu's best and of
+        `like`, a choice for other sites, as it is changed for these.
+        """
         chosen = self._ordered(names)
-        if not chosen or not self._is_possible(chosen):
+        if not chosen or not self.is_possible(chosen):
             return None
-        return self.set_of(chosen).good
+        here = self.set_of(chosen)
+        if not self._is_large:
+            known = here.promising()[:1]
+            known += [] if like is None else here.like(like)
+        else:
+            known = [] if like is None else here.like(like)
+            guess = here.quick(min((each.rank[0] for each in known), default=math.inf))
+            known += [] if guess is None else [guess]
+        return min(known, key=by_rank, default=None)
 
     def set_of(self, names: Names) -> SiteSet:
         """Return the (cached) options for a set of sites."""
@@ -220,30 +254,23 @@ class Search:
 
         From the best of the first sets, sites are added and removed while that helps.
         """
-        guesses: dict[Names, Choice | None] = {}
-
-        def guess(sets: Iterable[Names]) -> Choice | None:
-            for names in sets:
-                if names not in guesses:
-                    guesses[names] = self.set_of(names).quick if self._is_possible(names) else None
-            return min(filter(None, guesses.values()), key=by_rank, default=None)
-
         everybody = tuple(site.name for site in self.topology.sites)
         if self.job.placement:
-            guess([self._ordered(each.site for each in self.job.placement)])
-        elif self.wishes.sites == "all":
-            guess([everybody])
+            everybody = self._ordered(each.site for each in self.job.placement)
+        guesses = _Guesses(self)
+        if self.job.placement or self.wishes.sites == "all":
+            guesses.add([everybody])
         else:
-            best = guess(self._first_sets(everybody))
-            counts = range(1, 3 if len(everybody) <= _SITES_OF_PAIRS else 2)
+            guesses.add(self._first_sets(everybody))
+            counts = range(1, 3 if len(everybody) <= _FEW_SITES else 2)
             changes = [
                 each for count in counts for each in itertools.combinations(everybody, count)
             ]
             before = None
-            while best is not None and best is not before:
-                before, now = best, set(best.sites)
-                best = guess(self._ordered(now ^ {*names}) for names in changes)
-        return sorted(filter(None, guesses.values()), key=by_rank)
+            while guesses.best is not None and guesses.best is not before:
+                before, now = guesses.best, set(guesses.best.sites)
+                guesses.add(self._ordered(now ^ {*names}) for names in changes)
+        return sorted(guesses.found, key=by_rank)
 
     def _first_sets(self, names: Names) -> Iterator[Names]:
         """Yield single sites, sets joined by near or by wide links, and the fastest sites."""
@@ -264,15 +291,47 @@ class Search:
         for count in range(2, len(names) + 1):
             yield self._ordered(by_speed[:count])
 
-    def _is_possible(self, names: Names) -> bool:
-        here = restricted(self.topology, names)
-        if not names or unreached(here) or not all(map(self.options.is_able, names)):
+    def is_possible(self, names: Names) -> bool:
+        """Return whether these sites can run the job together."""
+        if not names or not all(map(self.options.is_able, names)):
             return False
-        return sum(map(self.options.least, here.sites)) <= self.job.global_batch
+        least = sum(self.options.least(self.topology.site(name)) for name in names)
+        return least <= self.job.global_batch and self.bounds.are_joined(names)
 
     def _ordered(self, names: Iterable[str]) -> Names:
         wanted = set(names)
         return tuple(site.name for site in self.topology.sites if site.name in wanted)
+
+
+class _Guesses:
+    """Quick guesses for sets of sites."""
+
+    def __init__(self, search: Search) -> None:
+        self._search = search
+        self._seen: set[Names] = {()}
+        self._num_pairs = 0
+        """Pairs of sites in all sets that were guessed for."""
+        self.found: list[Choice] = []
+
+    @property
+    def best(self) -> Choice | None:
+        """The best guess."""
+        return min(self.found, key=by_rank, default=None)
+
+    def add(self, sets: Iterable[Names]) -> None:
+        """Guess for new sets that may be better than the best so far, the promising ones first."""
+        new = [names for names in dict.fromkeys(sets) if names not in self._seen]
+        self._seen.update(new)
+        for least, names in sorted((self._search.bounds.least(names), names) for names in new):
+            best = min((each.rank[0] for each in self.found), default=math.inf)
+            if least > _NEAR_ENOUGH * best:
+                return
+            if self._num_pairs > _GUESSED_PAIRS or not self._search.is_possible(names):
+                continue
+            self._num_pairs += len(names) ** 2
+            guess = self._search.set_of(names).quick(_NEAR_ENOUGH * best)
+            if guess is not None:
+                self.found.append(guess)
 
 
 class SiteSet:
@@ -280,52 +339,75 @@ class SiteSet:
 
     def __init__(self, search: Search, topology: Topology) -> None:
         """Consider only the sites of `topology`."""
-        self._search, self._topology = search, topology
+        self._search, self.topology = search, topology
         self._options, self._objective = search.options, search.wishes.objective
         self._pairs: Pairs = pairs_of(topology, search.job.exchange)
         self._names = tuple(site.name for site in topology.sites)
         self._job = _with_micro_batch(search.job, topology)
         own = search.job.exchange.codecs
         self._codings = [Coding(each, own) for each in search.codecs]
-        self._usd_per_s = usd_per_s(topology)
+        self.usd_per_s = usd_per_s(topology)
         self._splits = self._options.splits(topology)
 
     @functools.cached_property
-    def quick(self) -> Choice | None:
-        """A guess: the best of a few reductions with the lowest link time, in one size."""
-        found = self._tried(packed=False, most=_QUICK_CANDIDATES)
+    def _links(self) -> ModelLinks:
+        return ModelLinks(self._job, self.topology)
+
+    def quick(self, limit: float = math.inf) -> Choice | None:
+        """Return a guess: the best of a few reductions with the lowest link time, in one size.
+
+        None where the objective is quickly seen to be more than `limit`.
+        """
+        found = self._tried(self._quick_menu, most=_QUICK_CANDIDATES, limit=limit)
         if not found:
             return None
         begun, num_tries = min(found, key=by_rank), self._fewer(_QUICK_TRIES)
         return improved(begun, [self._respread], is_better, num_tries)
 
     @functools.cached_property
-    def good(self) -> Choice | None:
-        """A good choice: the best of the menu, with few changes. With many sites, the guess."""
-        if len(self._names) > _GUESSED_SITES:
-            return self.quick
-        return next((self.improved(each, _FEW_TRIES) for each in self.promising()), None)
+    def _quick_menu(self) -> list[Candidate]:
+        """Return the menu without weighted trees but stars of a few hubs."""
+        stars = weighted_stars(self._pairs) if self._job.reduction == Reduction() else None
+        found = [*self._menu(packed=False)]
+        if stars is not None and self._search.allows(stars.reduction):
+            found.append(stars)
+        return found
 
     def promising(self) -> list[Choice]:
         """Return the reductions and codecs of the menu that come near the best, in one size."""
         kept: dict[object, Choice] = {}
-        for choice in sorted(self._tried(packed=True), key=by_rank):
+        for choice in sorted(self._tried(self._menu(packed=True)), key=by_rank):
             kept.setdefault((choice.candidate, choice.coding), choice)
         return list(kept.values())
+
+    def like(self, other: Choice) -> list[Choice]:
+        """Return the choice for other sites with its trees changed for these; empty: impossible."""
+        trees = [adapted(tree, other.sites, self._pairs) for tree in other.candidate.plan.trees]
+        is_gather = not trees and not any(map(self._pairs.missing, range(len(self._names))))
+        found = tuple(tree for tree in trees if tree is not None)
+        if len(found) < len(trees) or not (trees or is_gather) or len(self._names) == 1:
+            return []
+        candidate = candidate_of(self._names, found, "" if found else "gather")
+        links = [each for each in other.coding.links if set(each.between) <= set(self._names)]
+        if self._job.reduction != Reduction() or not self._search.allows(candidate.reduction):
+            return []
+        coding = Coding(other.coding.codec, tuple(links))
+        how = (candidate, coding, other.sizing)
+        return [each for split in self._splits for each in self.choices(*how, split)]
 
     def improved(self, choice: Choice, most_tries: int) -> Choice:
         """Return a choice improved by local search with the step model."""
         return improved(choice, self._changes(self._pool), is_better, self._fewer(most_tries))
 
-    def neighbours(self, choice: Choice) -> Iterator[Choice]:
-        """Yield choices that differ in one decision."""
+    def neighbours(self, choice: Choice, most: int) -> Iterator[Choice]:
+        """Yield choices that differ in one decision, `most` with few sites."""
         kinds = self._changes(self._pool[:_POOL])
         every = itertools.chain.from_iterable(kind(choice) for kind in kinds)
-        return itertools.islice(every, self._fewer(_NEIGHBOURS))
+        return itertools.islice(every, self._fewer(most))
 
     def _fewer(self, most_tries: int) -> int:
-        """Return the tries for this number of sites n: a try takes time in n^2."""
-        return int(most_tries / max(1.0, len(self._names) / _SITES_OF_TRIES) ** 2)
+        """Return the tries for this number of sites n, of which each takes time in n^2 and more."""
+        return int(most_tries / max(1.0, len(self._names) / _FEW_SITES) ** 3)
 
     def _changes(self, pool: Sequence[Tree]) -> list[Callable[[Choice], Iterator[Choice]]]:
         """Return the kinds of changes; `pool` are trees that may get weight."""
@@ -343,20 +425,26 @@ class SiteSet:
         """Yield the best spreads of the batch after moving sequences."""
         if self._job.placement:
             return
-        sites, unit = self._topology.sites, self._job.trainer.micro_batch
+        sites, unit = self.topology.sites, self._job.trainer.micro_batch
         least = [self._options.least(site) for site in sites]
         alone_s = [each.alone_s for each in choice.timings]
         splits = sorted(set(moves(choice.sequences, least, unit, alone_s)))
         how = (choice.candidate, choice.coding, choice.sizing)
-        timed = zip(splits, self._fastest(*how, splits), strict=True)
-        able = [(step_s, split, timings) for split, (timings, step_s) in timed if timings]
+        timed = zip(splits, self._fastest(*how, splits, most=_SPREADS), strict=True)
+        able = [
+            (step_s, split, timings)
+            for split, (timings, step_s) in timed
+            if timings and step_s < math.inf
+        ]
         for step_s, split, timings in heapq.nsmallest(_SPREADS, able, key=lambda each: each[:2]):
             yield self._with_timings(*how, split, timings, step_s)
 
     def _resized(self, choice: Choice) -> Iterator[Choice]:
-        """Yield the same in other sizes of chunks and buckets."""
-        for sizing in self._search.sizes:
-            if sizing != choice.sizing:
+        """Yield the same in another size of chunks or buckets."""
+        now, sizes = choice.sizing, self._search.sizes
+        is_needed = self._may_gain(choice, choice.candidate.plan.trees)
+        for sizing in sizes if is_needed else sizes[: sizes.index(now)]:
+            if (sizing.chunk_bytes == now.chunk_bytes) != (sizing.bucket_bytes == now.bucket_bytes):
                 yield from self.choices(choice.candidate, choice.coding, sizing, choice.sequences)
 
     def _recoded(self, choice: Choice) -> Iterator[Choice]:
@@ -364,7 +452,7 @@ class SiteSet:
         plan, codings = choice.candidate.plan, self._codings
         if not self._search.job.exchange.codecs:
             job = self._decided_job(choice.coding, choice.sizing)
-            now = plan_codecs(job, self._topology, plan)
+            now = plan_codecs(job, self.topology, plan)
             codings = [*codings, *recoded(now, plan, self._names, self._search.codecs)]
         for coding in codings:
             if coding != choice.coding:
@@ -374,15 +462,72 @@ class SiteSet:
         """Yield the same over other trees, and cuts as they are."""
         if choice.candidate.plan.is_gather:
             return
-        for trees in change(choice.candidate.plan):
+        now = choice.candidate.plan.trees
+        warm_s = self._model_of(choice).warm_step_s(choice.timings)
+        for trees in itertools.islice(change(choice.candidate.plan), self._fewer(_CHANGES)):
+            if len(trees) >= len(now) and not self._may_gain(choice, trees):
+                continue
             candidate = candidate_of(self._names, trees)
             if self._search.allows(candidate.reduction):
                 how = (candidate, choice.coding, choice.sizing)
                 model, _, _ = self._model(*how)
-                step_s = model.warm_step_s(choice.timings)
-                if step_s < choice.modelled_s:  # A longer step need not be exact.
+                step_s = math.inf
+                # Warm connections are quickly predicted, and slow start adds alike to all.
+                if model.warm_step_s(choice.timings) < _WARM * warm_s:
                     step_s = model.step_s(choice.timings)
                 yield self._with_timings(*how, choice.sequences, choice.timings, step_s)
+
+    def _may_gain(self, choice: Choice, trees: Sequence[Tree]) -> bool:
+        """Return whether a choice may be better with other trees (none: gather) than it is.
+
+        By a lower bound: what its sites compute, and the bytes on the busiest link.
+        """
+        if choice.coding.links:  # Trees may then have other codecs, which lose less.
+            return True
+        carried = self._carried(trees)
+        sent_bytes = gradient_bytes(self._job) * usual_ratio(choice.coding.codec)
+        busy_s = sent_bytes * self._busiest_s(carried)
+        step_s = max(busy_s, *(each.alone_s for each in choice.timings))
+        usd = self.usd_per_s * step_s
+        if self._prices:
+            usd += sent_bytes * math.fsum(self._prices[hop] * each for hop, each in carried.items())
+        least = rank_of(self._objective, step_s, usd)[0]
+        now = choice.usd_per_step if self._objective == "cost" else choice.modelled_s
+        return least * AS_GOOD < now
+
+    def _carried(self, trees: Sequence[Tree], ratios: Sequence[float] = (1.0,)) -> dict[Hop, float]:
+        """Return the bytes on each directed link for a byte of the gradients; no trees: gather."""
+        if not trees:
+            hops = itertools.permutations(range(len(self._names)), 2)
+            return dict.fromkeys(hops, ratios[0])
+        total = sum(tree.weight for tree in trees)
+        carried: dict[Hop, float] = {}
+        for index, tree in enumerate(trees):
+            part = ratios[index if len(ratios) > 1 else 0] * tree.weight / total
+            for hop in tree.hops():
+                carried[hop] = carried.get(hop, 0.0) + part
+        return carried
+
+    def _busiest_s(self, carried: Mapping[Hop, float]) -> float:
+        """Return the seconds of the busiest link for these bytes."""
+        rates = self._rates
+        return max(each / rates[source][target] for (source, target), each in carried.items())
+
+    @functools.cached_property
+    def _rates(self) -> list[list[float]]:
+        """Bytes per second from site to site."""
+        rates: list[list[float]] = self._links.arrays.rate_st.tolist()
+        return rates
+
+    @functools.cached_property
+    def _prices(self) -> dict[Hop, float]:
+        """US dollars a byte of each directed link; empty: none has a price."""
+        index = {name: site for site, name in enumerate(self._names)}
+        prices = {
+            (index[link.source], index[link.target]): link.egress_usd_per_byte
+            for link in self.topology.links
+        }
+        return prices if any(prices.values()) else {}
 
     @functools.cached_property
     def _pool(self) -> list[Tree]:
@@ -398,31 +543,34 @@ class SiteSet:
     @functools.cache  # noqa: B019 - lives as long as the search does
     def _menu(self, *, packed: bool) -> list[Candidate]:
         """Return the candidate reductions."""
-        found = menu(self._job, self._topology, packed=packed)
+        found = menu(self._job, self.topology, packed=packed, pairs=self._pairs)
         return [each for each in found if self._search.allows(each.reduction)]
 
-    def _tried(self, *, packed: bool, most: int | None = None) -> list[Choice]:
-        """Return choices of the menu's reductions with each codec, in one size.
+    def _tried(
+        self, menu: Sequence[Candidate], most: int | None = None, limit: float = math.inf
+    ) -> list[Choice]:
+        """Return choices of a menu's reductions with each codec, in one size.
 
         Args:
-            packed: Also weighted trees of a linear program.
+            menu: Candidate reductions.
             most: Number of (reduction, codec) pairs to try with one spread; None: all, with each
                 spread.
+            limit: Objective beyond which choices do not matter.
         """
         order = sorted(
             (self._least_s(candidate, coding), index, place)
-            for index, candidate in enumerate(self._menu(packed=packed))
+            for index, candidate in enumerate(menu)
             for place, coding in enumerate(self._codings)
         )
         choices: list[Choice] = []
-        best = math.inf
         for least_s, index, place in order[:most]:
-            if rank_of(self._objective, least_s, self._usd_per_s * least_s)[0] > best:
+            if rank_of(self._objective, least_s, self.usd_per_s * least_s)[0] > limit:
                 break
-            candidate, coding = self._menu(packed=packed)[index], self._codings[place]
+            how = (menu[index], self._codings[place], self._search.sizes[0])
             for split in self._splits[: most and 1]:
-                choices += self.choices(candidate, coding, self._search.sizes[0], split)
-            best = min((_NEAR_ENOUGH * each.rank[0] for each in choices), default=best)
+                found = list(self.choices(*how, split, limit))
+                choices += found
+                limit = min(limit, *(_NEAR_ENOUGH * each.rank[0] for each in found), math.inf)
         return choices
 
     def best_forms(self, coding: Coding, sizing: Sizing, split: Split, most: int) -> list[Choice]:
@@ -431,7 +579,7 @@ class SiteSet:
         order = sorted((self._least_s(each, coding), index) for index, each in enumerate(menu))
         found: list[Choice] = []
         for least_s, index in order:
-            least = rank_of(self._objective, least_s, self._usd_per_s * least_s)[0]
+            least = rank_of(self._objective, least_s, self.usd_per_s * least_s)[0]
             if len(found) == most and least > found[-1].rank[0]:
                 break
             found += self.choices(menu[index], coding, sizing, split)
@@ -443,16 +591,23 @@ class SiteSet:
         if candidate.plan.num_sites == 1:
             return 0.0
         job = self._decided_job(coding, self._search.sizes[0])
-        ratios = tree_ratios(job, self._topology, candidate.plan, usual_ratio(coding.codec))
-        busy_s = seconds_per_byte(candidate.plan, self._topology, ratios)
-        return gradient_bytes(job) * max(busy_s.values())
+        ratios = tree_ratios(job, self.topology, candidate.plan, usual_ratio(coding.codec))
+        return gradient_bytes(job) * self._busiest_s(self._carried(candidate.plan.trees, ratios))
 
     def choices(
-        self, candidate: Candidate, coding: Coding, sizing: Sizing, split: Split
+        self,
+        candidate: Candidate,
+        coding: Coding,
+        sizing: Sizing,
+        split: Split,
+        limit: float = math.inf,
     ) -> Iterator[Choice]:
-        """Yield choices with these decisions and suitable cuts; none if impossible."""
-        [(timings, step_s)] = self._fastest(candidate, coding, sizing, [split])
-        if timings:
+        """Yield choices with these decisions and suitable cuts; none if impossible.
+
+        Also none where the objective is quickly seen to be more than `limit`.
+        """
+        [(timings, step_s)] = self._fastest(candidate, coding, sizing, [split], limit=limit)
+        if timings and step_s < math.inf:
             yield self._with_timings(candidate, coding, sizing, split, timings, step_s)
 
     def _with_timings(
@@ -466,7 +621,7 @@ class SiteSet:
     ) -> Choice:
         """Return the choice with these decisions and cuts, and a step of `step_s`."""
         _, egress, lost = self._model(candidate, coding, sizing)
-        usd = self._usd_per_s * step_s + egress
+        usd = self.usd_per_s * step_s + egress
         places = (self._search.codecs.index(coding.codec), len(candidate.plan.trees))
         rest = (len(self._names), lost, *places, self._search.sizes.index(sizing))
         return Choice(
@@ -493,32 +648,49 @@ class SiteSet:
     ) -> tuple[StepModel, float, float]:
         """Return the step model, the US dollars of a step's egress, and the codecs' loss."""
         job, plan = self._decided_job(coding, sizing), candidate.plan
-        model = StepModel(job, self._topology, plan)
-        sent_bytes = {
-            (self._names[source], self._names[target]): num_bytes
-            for (source, target), num_bytes in model.link_bytes.items()
-        }
-        lost = loss(plan_codecs(job, self._topology, plan), plan)
-        return model, egress_usd(self._topology, sent_bytes), lost
+        model = StepModel(job, self.topology, plan, links=self._links)
+        prices = self._prices
+        egress = math.fsum(
+            num_bytes * prices[hop] for hop, num_bytes in model.link_bytes.items() if prices
+        )
+        return model, egress, loss(plan_codecs(job, self.topology, plan), plan)
+
+    def _model_of(self, choice: Choice) -> StepModel:
+        return self._model(choice.candidate, choice.coding, choice.sizing)[0]
 
     def _fastest(
-        self, candidate: Candidate, coding: Coding, sizing: Sizing, splits: Sequence[Split]
+        self,
+        candidate: Candidate,
+        coding: Coding,
+        sizing: Sizing,
+        splits: Sequence[Split],
+        most: int | None = None,
+        limit: float = math.inf,
     ) -> list[tuple[tuple[SiteTiming, ...], float]]:
-        """Return for each spread the timings with the shortest step."""
-        job, (model, _, _) = (
-            self._decided_job(coding, sizing),
-            self._model(candidate, coding, sizing),
-        )
+        """Return for each spread the timings with the shortest step; infinite: it is not exact.
+
+        Args:
+            candidate: Reduction.
+            coding: Codecs.
+            sizing: Sizes of chunks and buckets.
+            splits: Spreads of the batch.
+            most: Number of best spreads whose steps must be exact; None: all.
+            limit: Objective beyond which they need not be.
+        """
+        job = self._decided_job(coding, sizing)
+        model, _, _ = self._model(candidate, coding, sizing)
         fronts = [
             [
                 self._options.timings(job, site, count)
-                for site, count in zip(self._topology.sites, split, strict=True)
+                for site, count in zip(self.topology.sites, split, strict=True)
             ]
             for split in splits
         ]
         if self._job.workload is None and splits:
             alone = [tuple(front[0] for front in each) for each in fronts]
-            return list(zip(alone, model.steps_s(alone), strict=True))
+            if self._objective == "cost":
+                limit = limit / self.usd_per_s if self.usd_per_s else math.inf
+            return list(zip(alone, model.steps_s(alone, most, limit), strict=True))
         every = len(splits) == 1 or len(self._names) <= 2
         return [fastest_cuts(model, each, EVERY_CUTS_MAX if every else 1) for each in fronts]
 
@@ -575,16 +747,19 @@ def fastest_cuts(
     return best, step_s
 
 
-def simulated(job: Job, topology: Topology) -> SimulatedRun | None:
+def simulated(
+    job: Job, topology: Topology, flows_per_step: int = FLOWS_PER_STEP
+) -> SimulatedRun | None:
     """Return a short simulated run; None if the model is unknown.
 
     Args:
         job: The job with all decisions.
         topology: Of the sites that take part.
+        flows_per_step: Approximate number of hops of flows in a step, at most.
     """
     if job.entrypoint is not None and job.workload is None:
         return None
-    return simulate(job, topology, Settings(steps=_STEPS))
+    return simulate(job, topology, Settings(steps=_STEPS, flows_per_step=flows_per_step))
 
 
 def step_of(run: SimulatedRun) -> float:

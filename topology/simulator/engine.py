@@ -34,6 +34,7 @@ class Engine:
         """The number of actions that ran."""
         self._heap: list[tuple[float, int, Action, tuple[object, ...]]] = []
         self._sequence = 0
+        self._is_stopped = False
 
     def at(self, time_s: float, action: Action, *arguments: object) -> None:
         """Run `action(*arguments)` at a time that has not passed."""
@@ -49,6 +50,21 @@ class Engine:
         self.num_actions += 1
         action(*arguments)
         return True
+
+    def run_on(self) -> bool:
+        """Run actions until one of them calls `stop`; return False once there are none."""
+        heap, self._is_stopped = self._heap, False
+        while heap:
+            self.now_s, _, action, arguments = heapq.heappop(heap)
+            self.num_actions += 1
+            action(*arguments)
+            if self._is_stopped:
+                return True
+        return False
+
+    def stop(self) -> None:
+        """Let `run_on` return after this action."""
+        self._is_stopped = True
 
     def run(self, until_s: float = math.inf) -> None:
         """Run all actions up to and including a time."""

@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from isthmus.topology.faults.script import TimedChange
-from isthmus.topology.model.buckets import FLOAT32_BYTES, Bucket
+from isthmus.topology.model.buckets import BUCKETS_MAX, FLOAT32_BYTES, Bucket
 from isthmus.topology.spec.units import format_duration, format_fraction
 
+FLOWS_PER_STEP = 10_000
+"""Hops of flows in a step: a tenth of a second of simulation."""
 _MASK = (1 << 64) - 1
 _NORMAL = NormalDist()
 
@@ -112,10 +114,6 @@ class Outage:
     site: str
     lost_steps: int
     """Number of steps that have to be repeated."""
-
-
-BUCKETS_MAX = 256
-"""Approximate limit on a model's buckets; more would not show in a plot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +245,8 @@ class Settings:
     (topology/faults/script.py)."""
     rounds: Rounds | None = None
     """The rounds in which sites exchange parameters; None: gradients in every step."""
+    flows_per_step: int = FLOWS_PER_STEP
+    """Approximate number of hops of flows in a step, at most (topology/simulator/step_work.py)."""
     reuse_steps: bool = True
     """Whether periodic steps are simulated only once (topology/simulator/training.py)."""
 

@@ -4,7 +4,7 @@ Pure.
 
 **Flows.** A flow (`Segment`) is the unit that the simulation moves over a link: consecutive chunks
 of one bucket on one tree. It has at least as many chunks as the link has connections, and more if a
-step would have more than FLOWS_PER_STEP hops. On a link without competing flows this is exact
+step would have more hops than the settings say. On a link without competing flows this is exact
 (engine.py).
 
 **Sites.** The ranks of a site are alike, and wait for each other in its collectives: the busiest
@@ -27,11 +27,10 @@ from dataclasses import dataclass
 from isthmus.topology.cost.collectives import overlap
 from isthmus.topology.cost.layer_time import device_of, interior_of
 from isthmus.topology.cost.parallel import StepTime, gradients_ready_s, step_time
-from isthmus.topology.model.buckets import FLOAT32_BYTES, Bucket, buckets_of
+from isthmus.topology.model.buckets import BUCKETS_MAX, FLOAT32_BYTES, Bucket, predicted_buckets
 from isthmus.topology.model.fabric import reduce_scatter_s
 from isthmus.topology.simulator.engine import Server
 from isthmus.topology.simulator.settings import (
-    BUCKETS_MAX,
     Rounds,
     RoundWork,
     Settings,
@@ -56,8 +55,8 @@ from isthmus.topology.trees.link_codecs import plan_codecs
 from isthmus.topology.trees.tree_choice import plan_reduction
 from isthmus.topology.trees.wire_load import Hop, Load, Wire
 
-FLOWS_PER_STEP = 10_000
-"""Approximate number of hops of flows in a step: a tenth of a second of simulation."""
+_BUCKETS_ENOUGH = 64
+"""Number of buckets up to which they are not joined to have fewer flows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +78,20 @@ def segments_of(
     codecs: tuple[str, ...],
     buckets: Sequence[Bucket],
     loads: Sequence[Load],
-    *,
-    is_fair: bool,
+    settings: Settings,
 ) -> tuple[tuple[Segment, ...], ...]:
     """Cut each bucket into segments of its trees; `codecs` has one codec per tree."""
-    sites = plan.num_sites
-    hops = sites * (sites - 1) if plan.is_gather else 2 * (sites - 1)
+    is_fair = settings.sharing == "fair"
     num_chunks = sum(each.num_chunks for each in loads)
-    turn_chunks = max(1.0, num_chunks * max(1, hops) / FLOWS_PER_STEP)
+    turn_chunks = max(1.0, num_chunks * _num_hops(plan) / settings.flows_per_step)
     turns = (plan.tree_index(turn) for turn in itertools.count())
+    of_links = loads[0].in_flight_of_links or {}  # of one exchange's loads, all have the same
+    most_of_links = math.ceil(max(of_links.values(), default=0.0))
     segments = []
     for bucket, load in zip(buckets, loads, strict=True):
         # Flows that share a link leave as a whole, so each chunk is a flow.
         in_flight = 1 if is_fair else load.num_in_flight
-        most = 1 if is_fair else load.most_in_flight
+        most = 1 if is_fair else min(load.num_chunks, max(in_flight, most_of_links))
         num_turns = max(1, round(load.num_chunks / turn_chunks))
         cuts = [load.num_chunks * turn // num_turns for turn in range(num_turns + 1)]
         sizes = [end - begin for begin, end in itertools.pairwise(cuts)]
@@ -109,6 +108,12 @@ def segments_of(
             )
         )
     return tuple(segments)
+
+
+def _num_hops(plan: ReductionPlan) -> int:
+    """Return the links that a chunk crosses, at least 1."""
+    others = plan.num_sites - 1
+    return max(1, others * plan.num_sites if plan.is_gather else 2 * others)
 
 
 def _flows(turns: Iterable[tuple[int, int]], in_flight: int) -> Iterator[tuple[int, int]]:
@@ -417,7 +422,7 @@ def step_work(job: Job, topology: Topology, settings: Settings) -> StepWork:
     """
     plan = plan_reduction(job, topology)
     schedule = "off" if plan.num_sites == 1 else job.exchange.schedule
-    sites, insides, buckets = _sites(job, topology, settings)
+    sites, insides, buckets = _sites(job, topology, plan, settings)
     rounds = None
     if settings.rounds is not None and schedule != "off":
         rounds, buckets = _rounds(job, topology, settings.rounds, buckets)
@@ -431,7 +436,7 @@ def step_work(job: Job, topology: Topology, settings: Settings) -> StepWork:
         packeted = dataclasses.replace(topology, emulate=False)
         packets = Wire(job, packeted, plan, ratio)
         windows = [packets.load(each).first_window_bytes or 0.0 for each in sizes]
-    codecs, is_fair = plan_codecs(job, topology, plan), settings.sharing == "fair"
+    codecs = plan_codecs(job, topology, plan)
     num_in_flight, in_flight = (
         max(each.num_in_flight for each in loads),
         loads[0].in_flight_of_links or {},
@@ -442,7 +447,7 @@ def step_work(job: Job, topology: Topology, settings: Settings) -> StepWork:
         schedule=schedule,
         sites=sites,
         buckets=buckets,
-        segments=segments_of(plan, codecs, buckets, loads, is_fair=is_fair),
+        segments=segments_of(plan, codecs, buckets, loads, settings),
         has_packets=has_packets,
         first_window_bytes=max(windows) if has_slow_start else None,
         num_in_flight=num_in_flight,
@@ -454,7 +459,7 @@ def step_work(job: Job, topology: Topology, settings: Settings) -> StepWork:
 
 
 def _sites(
-    job: Job, topology: Topology, settings: Settings
+    job: Job, topology: Topology, plan: ReductionPlan, settings: Settings
 ) -> tuple[tuple[SiteWork, ...], tuple[Inside, ...], tuple[Bucket, ...]]:
     """Return each site's work, its cut of a described model, and all buckets."""
     if job.workload is not None:
@@ -462,7 +467,8 @@ def _sites(
         take_time = settings.gateways_take_time
         sites, insides = described_sites(job, topology, buckets, gateways_take_time=take_time)
         return sites, insides, buckets
-    buckets = buckets_of(job.trainer.model, job.exchange.bucket_bytes)
+    most = min(BUCKETS_MAX, max(_BUCKETS_ENOUGH, settings.flows_per_step // _num_hops(plan)))
+    buckets = predicted_buckets(job.trainer.model, job.exchange.bucket_bytes, most)
     sites = tuple(
         trainer_work(
             job,

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from isthmus.topology.simulator.engine import Engine, Server, SimulationError
 from isthmus.topology.simulator.settings import Chance, Settings
 from isthmus.topology.simulator.step_work import StepWork
-from isthmus.topology.simulator.tree_exchange import StepExchange
+from isthmus.topology.simulator.tree_exchange import ExchangeWork, StepExchange
 from isthmus.topology.simulator.wan_links import changing_network
 from isthmus.topology.spec.step_parts import Crossing, Interval, RoundTimes, StepParts, step_parts
 
@@ -191,6 +191,7 @@ class _Simulated:
         self._chance = chance
         self._engine = Engine()
         self._network = changing_network(self._engine, work, settings)
+        self._shared = ExchangeWork(work)
         self._gateways = [Server() for _ in work.sites]
         self._exchanges: dict[int, StepExchange] = {}
         """The exchanges by step."""
@@ -206,10 +207,17 @@ class _Simulated:
         """Return the next step, once all sites have ended it."""
         num_sites = len(self._work.sites)
         while len(self._ended.get(step, ())) < num_sites:
-            if not self._engine.step():
+            if not self._engine.run_on():
                 raise SimulationError(f"step {step + 1} never ends: a link that it needs stays cut")
         ended = self._ended.pop(step)
         return tuple(ended[site] for site in range(num_sites))
+
+    def _keep_ended(self, step: int, site: int, ended: SiteStep) -> None:
+        """Keep what a site has ended; let the clock stop once all sites have."""
+        of_step = self._ended.setdefault(step, {})
+        of_step[site] = ended
+        if len(of_step) == len(self._work.sites):
+            self._engine.stop()
 
     def _factor(self, site: int) -> float:
         """Return the straggler factor of a site's compute in the step that it begins."""
@@ -222,7 +230,7 @@ class _Simulated:
         if step not in self._exchanges:
             reduced = functools.partial(self._reduced, step)
             self._exchanges[step] = StepExchange(
-                self._engine, self._network, self._work, self._gateways, step, reduced
+                self._engine, self._network, self._shared, self._gateways, step, reduced
             )
         return self._exchanges[step]
 
@@ -323,9 +331,8 @@ class Training(_Simulated):
         crosses = self._work.schedule != "off"
         parts = parts_of(opened.begin_s, opened.computed_s, done_s, buckets, crosses=crosses)
         parts = dataclasses.replace(parts, compute_s=parts.compute_s + now_s - done_s)
-        self._ended.setdefault(step, {})[site] = SiteStep(
-            opened.begin_s, opened.computed_s, now_s, parts, buckets
-        )
+        ended = SiteStep(opened.begin_s, opened.computed_s, now_s, parts, buckets)
+        self._keep_ended(step, site, ended)
         self._begin(site)
 
     def _buckets(self, step: int, site: int, opened: _Open) -> tuple[BucketTimes, ...]:
@@ -415,13 +422,9 @@ class DelayedTraining(Training):
         )
         inter_s = max(each.reduced_s for each in own) - min(each.posted_s for each in own)
         self._before[site] = own
-        self._ended.setdefault(step, {})[site] = SiteStep(
-            opened.begin_s,
-            opened.computed_s,
-            end_s,
-            dataclasses.replace(parts, inter_s=inter_s),
-            own,
-        )
+        parts = dataclasses.replace(parts, inter_s=inter_s)
+        ended = SiteStep(opened.begin_s, opened.computed_s, end_s, parts, own)
+        self._keep_ended(step, site, ended)
 
 
 @dataclass(slots=True)
@@ -570,7 +573,7 @@ class LocalTraining(_Simulated):
         state = self._sites[site]
         while state.closed and all(step > state.closed[0].step for step in state.missing):
             ended = state.closed.popleft()
-            self._ended.setdefault(ended.step, {})[site] = self._site_step(site, ended)
+            self._keep_ended(ended.step, site, self._site_step(site, ended))
             gone = [
                 step
                 for step, sent in state.sent.items()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from isthmus.topology.simulator.engine import Engine, Server
-from isthmus.topology.simulator.step_work import Segment, StepWork
+from isthmus.topology.simulator.step_work import GatewayCost, Segment, StepWork
 from isthmus.topology.simulator.wan_links import Flow, Network
 
 Reduced = Callable[[int, int], None]
@@ -32,6 +32,43 @@ class _Sum:
     last_s: float = 0.0
 
 
+class ExchangeWork:
+    """What the exchanges of all steps have in common."""
+
+    def __init__(self, work: StepWork) -> None:
+        """Work out who sends to whom, and what gateways need for each segment."""
+        self.step = work
+        sites = range(work.plan.num_sites)
+        self.num_parts = [
+            [1 + len(tree.children(site)) for site in sites] for tree in work.plan.trees
+        ]
+        """Parts of a sum by tree and site: the site's own, and those of its children."""
+        self.receivers = [[tree.receivers(site) for site in sites] for tree in work.plan.trees]
+        """Sites that a result is passed on to, by tree and site."""
+        known = {
+            gateway: [[_Cost.of(gateway, each) for each in segments] for segments in work.segments]
+            for gateway in {site.gateway for site in work.sites}
+        }
+        self.costs = [known[site.gateway] for site in work.sites]
+        """The cost of each segment by site, bucket and segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """What a site's gateways need for a segment."""
+
+    encode_s: float
+    decode_s: float
+    send_s: float
+    granule: float
+    """Share of the segment that crosses before the next site can go on."""
+
+    @classmethod
+    def of(cls, gateway: GatewayCost, segment: Segment) -> _Cost:
+        coding_s = gateway.coding_s(segment, 1, 1)
+        return cls(*coding_s, gateway.sending_s(segment, 1), segment.granule)
+
+
 class StepExchange:
     """The exchange of one step at all sites."""
 
@@ -39,7 +76,7 @@ class StepExchange:
         self,
         engine: Engine,
         network: Network,
-        work: StepWork,
+        shared: ExchangeWork,
         gateways: Sequence[Server],
         step: int,
         reduced: Reduced,
@@ -50,17 +87,11 @@ class StepExchange:
         """
         self._engine = engine
         self._network = network
-        self._work = work
+        self._work = work = shared.step
+        self._shared = shared
         self._gateways = gateways
         self._step = step
         self._reduced = reduced
-        self._children = [
-            [tree.children(site) for site in range(work.plan.num_sites)] for tree in work.plan.trees
-        ]
-        self._receivers = [
-            [tree.receivers(site) for site in range(work.plan.num_sites)]
-            for tree in work.plan.trees
-        ]
         self._sums: dict[tuple[int, int, int], _Sum] = {}
         """The sums by bucket, segment and site."""
         self._missing = [
@@ -79,9 +110,8 @@ class StepExchange:
 
     def _gather(self, site: int, bucket: int, index: int) -> None:
         """Encode a segment once, and send it to every other site."""
-        segment, now_s = self._work.segments[bucket][index], self._engine.now_s
-        num_sent = self._work.plan.num_sites - 1
-        first_s, last_s = self._serve(site, segment, now_s, encoded=1, sent=num_sent)
+        now_s, num_sent = self._engine.now_s, self._work.plan.num_sites - 1
+        first_s, last_s = self._serve(site, bucket, index, now_s, encoded=1, sent=num_sent)
         self._when(first_s, self._send_to_all, site, bucket, index, last_s)
 
     def _send_to_all(self, site: int, bucket: int, index: int, last_s: float) -> None:
@@ -93,8 +123,7 @@ class StepExchange:
 
     def _take(self, site: int, bucket: int, index: int, last_s: float) -> None:
         """Decode one site's part of a gather; the last one completes the sum."""
-        segment = self._work.segments[bucket][index]
-        first_s, last_s = self._serve(site, segment, last_s, decoded=1)
+        first_s, last_s = self._serve(site, bucket, index, last_s, decoded=1)
         sum_ = self._add(site, bucket, index, first_s, last_s, self._work.plan.num_sites)
         if sum_ is not None:
             self._done(site, bucket, sum_.last_s)
@@ -103,16 +132,15 @@ class StepExchange:
         self, site: int, bucket: int, index: int, first_s: float, last_s: float
     ) -> None:
         """Add a site's own part of a segment, or a child's decoded sum."""
-        tree = self._work.segments[bucket][index].tree
-        num_parts = 1 + len(self._children[tree][site])
+        num_parts = self._shared.num_parts[self._work.segments[bucket][index].tree][site]
         sum_ = self._add(site, bucket, index, first_s, last_s, num_parts)
         if sum_ is not None:
             self._when(sum_.first_s, self._encode_sum, site, bucket, index, sum_.last_s)
 
     def _encode_sum(self, site: int, bucket: int, index: int, last_s: float) -> None:
         segment = self._work.segments[bucket][index]
-        is_root = site == self._work.plan.trees[segment.tree].root
-        first_s, last_s = self._serve(site, segment, last_s, encoded=1, sent=0 if is_root else 1)
+        sent = 0 if site == self._work.plan.trees[segment.tree].root else 1
+        first_s, last_s = self._serve(site, bucket, index, last_s, encoded=1, sent=sent)
         self._when(first_s, self._pass_on, site, bucket, index, last_s)
 
     def _pass_on(self, site: int, bucket: int, index: int, last_s: float) -> None:
@@ -126,24 +154,23 @@ class StepExchange:
             self._network.send(site, tree.parent[site], flow)
 
     def _come_up(self, site: int, bucket: int, index: int, last_s: float) -> None:
-        segment = self._work.segments[bucket][index]
-        first_s, last_s = self._serve(site, segment, last_s, decoded=1)
+        first_s, last_s = self._serve(site, bucket, index, last_s, decoded=1)
         self._add_to_tree(site, bucket, index, first_s, last_s)
 
     def _come_down(self, site: int, bucket: int, index: int, last_s: float) -> None:
         """Pass a result on, and decode it."""
         segment = self._work.segments[bucket][index]
-        num_receivers = len(self._receivers[segment.tree][site])
-        first_s, last_sent_s = self._serve(site, segment, last_s, sent=num_receivers)
+        num_receivers = len(self._shared.receivers[segment.tree][site])
+        first_s, last_sent_s = self._serve(site, bucket, index, last_s, sent=num_receivers)
         if num_receivers:
             self._when(first_s, self._send_down, site, bucket, index, last_sent_s)
-        _, last_s = self._serve(site, segment, last_s, decoded=1)
+        _, last_s = self._serve(site, bucket, index, last_s, decoded=1)
         self._done(site, bucket, last_s)
 
     def _send_down(self, site: int, bucket: int, index: int, last_s: float) -> None:
         tree = self._work.segments[bucket][index].tree
         flow = self._flow(bucket, index, last_s, self._come_down)
-        for receiver in self._receivers[tree][site]:
+        for receiver in self._shared.receivers[tree][site]:
             self._network.send(site, receiver, flow)
 
     def _add(
@@ -188,7 +215,8 @@ class StepExchange:
     def _serve(
         self,
         site: int,
-        segment: Segment,
+        bucket: int,
+        index: int,
         last_s: float,
         *,
         encoded: int = 0,
@@ -200,8 +228,6 @@ class StepExchange:
         Its first granule arrives now, its last one at `last_s`. The counts say how often the
         segment is encoded, decoded and sent.
         """
-        gateway = self._work.sites[site].gateway
-        work_s = sum(gateway.coding_s(segment, encoded, decoded)) + gateway.sending_s(segment, sent)
-        return self._gateways[site].serve(
-            self._engine.now_s, last_s, work_s, work_s * segment.granule
-        )
+        cost = self._shared.costs[site][bucket][index]
+        work_s = encoded * cost.encode_s + decoded * cost.decode_s + sent * cost.send_s
+        return self._gateways[site].serve(self._engine.now_s, last_s, work_s, work_s * cost.granule)

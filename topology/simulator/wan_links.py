@@ -32,13 +32,7 @@ from isthmus.topology.simulator.settings import Settings
 from isthmus.topology.simulator.step_work import StepWork
 from isthmus.topology.spec.tcp_constants import RTO_MIN_S
 from isthmus.topology.spec.world import Link, Site
-from isthmus.topology.trees.slow_start import (
-    is_rested_slow,
-    num_halvings,
-    unused_s,
-    window_after,
-    windows,
-)
+from isthmus.topology.trees.slow_start import Ramp, is_rested_slow, num_halvings, window_after
 
 Key = tuple[int, int, int]
 """Step, bucket and segment of a flow; lower keys go first."""
@@ -95,20 +89,19 @@ class FifoLink:
         """Whether an action is scheduled to send waiting flows once the link is free."""
         self._window_bytes = first_window_bytes
         """Bytes of the window with which the latest burst began."""
-        self._ramp_bytes = self._ramp()
-        """Bytes of a burst after which the window fills the link."""
+        self._ramp = self._new_ramp()
         self._grown_bytes = 0.0
         """Bytes sent since the latest burst began."""
 
     def send(self, flow: Flow) -> None:
         """Send a flow whose first granule is ready."""
+        is_free = not self._will_look and not self._is_cut
+        if is_free and not self._waiting and self._engine.now_s >= self._free_s:
+            self._begin(flow)
+            return
         heapq.heappush(self._waiting, (flow.key, self._num_sent, flow))
         self._num_sent += 1
-        if self._is_cut or self._will_look:
-            return
-        if self._engine.now_s >= self._free_s:
-            self._begin()
-        else:
+        if is_free:
             self._look_later()
 
     def change(
@@ -122,13 +115,13 @@ class FifoLink:
         self.bytes_per_s = self.bytes_per_s if bytes_per_s is None else bytes_per_s
         if delay_s is not None:
             self.delay_s, self._rtt_s = delay_s, 2 * delay_s
-        self._ramp_bytes = self._ramp()
+        self._ramp = self._new_ramp()
         self._is_cut = self._is_cut if is_cut is None else is_cut
         if self._waiting and not self._is_cut and not self._will_look:
             self._look_later()
 
-    def _begin(self) -> None:
-        now_s, flow = self._engine.now_s, heapq.heappop(self._waiting)[2]
+    def _begin(self, flow: Flow) -> None:
+        now_s = self._engine.now_s
         self._shrink(now_s - self._free_s)
         granule_bytes = min(flow.num_bytes, self._granules * flow.granule_bytes)
         work_s, granule_s = self._time_s(flow.num_bytes), self._time_s(granule_bytes)
@@ -147,17 +140,16 @@ class FifoLink:
         self._will_look = False
         if self._is_cut:
             return
-        self._begin()
+        self._begin(heapq.heappop(self._waiting)[2])
         if self._waiting:
             self._look_later()
 
     def _time_s(self, num_bytes: float) -> float:
         """Return the seconds to send the next bytes, with waits for the window."""
-        plain_s = num_bytes / self.bytes_per_s
-        if self._grown_bytes >= self._ramp_bytes:
+        plain_s, grown_bytes, ramp = num_bytes / self.bytes_per_s, self._grown_bytes, self._ramp
+        if grown_bytes >= ramp.num_bytes:
             return plain_s
-        grown_bytes = self._grown_bytes
-        return plain_s + self._unused_s(grown_bytes + num_bytes) - self._unused_s(grown_bytes)
+        return plain_s + ramp.unused_s(grown_bytes + num_bytes) - ramp.unused_s(grown_bytes)
 
     def _shrink(self, idle_s: float) -> None:
         """Start a burst after a pause, with the window that the pause left."""
@@ -170,20 +162,13 @@ class FifoLink:
             opened_bytes = window_after(self._grown_bytes, *link, self._window_bytes)
             left_bytes = math.ldexp(opened_bytes, -num_halvings(idle_s, self._rtt_s))
             window_bytes = max(window_bytes, left_bytes)
-        self._window_bytes, self._grown_bytes = window_bytes, 0.0
-        self._ramp_bytes = self._ramp()
+        self._grown_bytes = 0.0
+        if window_bytes != self._window_bytes:
+            self._window_bytes = window_bytes
+            self._ramp = self._new_ramp()
 
-    def _ramp(self) -> float:
-        """Return the bytes of a burst after which the window fills the link."""
-        if self._window_bytes is None:
-            return 0.0
-        return sum(windows(self.bytes_per_s, self._rtt_s, self._window_bytes))
-
-    def _unused_s(self, num_bytes: float) -> float:
-        """Return the seconds of waiting for the window in a burst's first `num_bytes`."""
-        if self._window_bytes is None:
-            return 0.0
-        return unused_s(num_bytes, self.bytes_per_s, self._rtt_s, self._window_bytes)
+    def _new_ramp(self) -> Ramp:
+        return Ramp(self.bytes_per_s, self._rtt_s, self._window_bytes or math.inf)
 
 
 _DONE = 1e-9

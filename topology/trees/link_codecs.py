@@ -36,13 +36,17 @@ def plan_codecs(job: Job, topology: Topology, plan: ReductionPlan) -> tuple[str,
     exchange, names = job.exchange, [site.name for site in topology.sites]
     if not exchange.codecs:
         return (exchange.codec,) * max(1, len(plan.trees))
-    crossed = [[*plan.hops(tree)] for tree in range(max(1, len(plan.trees)))]
-    return tuple(
-        smallest([codec_between(exchange, names[one], names[other]) for one, other in hops])
-        if hops
-        else exchange.codec
-        for hops in crossed
-    )
+    index = {name: site for site, name in enumerate(names)}
+    own = {
+        frozenset(index[name] for name in each.between): each.codec
+        for each in reversed(exchange.codecs)
+        if set(each.between) <= index.keys()
+    }
+    crossed = [
+        {own.get(frozenset(hop), exchange.codec) for hop in plan.hops(tree)}
+        for tree in range(max(1, len(plan.trees)))
+    ]
+    return tuple(smallest(codecs) if codecs else exchange.codec for codecs in crossed)
 
 
 def smallest(codecs: Iterable[str]) -> str:

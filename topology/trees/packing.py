@@ -17,6 +17,8 @@ than 1: the prices then prove that no packing is better (`generated`).
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -45,9 +47,6 @@ EdgeSet = tuple[Edge, ...]
 """The edges of a spanning tree, in ascending order."""
 _Prices = Mapping[Edge, float]
 _Loads = Mapping[Edge, int]
-_Pricer = Callable[[int, _Prices, _Loads], EdgeSet | None]
-"""A function (number of sites, price of each edge, loads) that returns the cheapest tree of its
-kind; None: no tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +65,72 @@ def pack_trees(pairs: Pairs) -> Packing:
 
     Above EDGES_MAX edges only the widest are used.
     """
-    packing = _pack(pairs, _star_or_tree)
+    packing = _pack(pairs)
     assert packing is not None, "the sites are connected"
     return packing
 
 
-def pack_stars(pairs: Pairs) -> Packing | None:
-    """Return the best packing of stars; None: no site has edges to all others."""
-    return _pack(pairs, _cheapest_star)
+def pack_stars(pairs: Pairs, most: int | None = None) -> Packing | None:
+    """Return the best packing of stars; None: no site has edges to all others.
+
+    There is one star for each site, so one program has them all. `most` is how many of the best may
+    be in it; None: all.
+    """
+    sites = range(pairs.num_sites)
+    stars = [
+        tuple(sorted(edge(hub, site) for site in sites if site != hub))
+        for hub in sites
+        if not pairs.missing(hub)
+    ]
+    if not stars:
+        return None
+    packing = _packed_stars(pairs, stars)
+    if most is not None and len(packing.trees) > most:
+        best = sorted(packing.trees, key=lambda each: -each[1])[:most]
+        packing = _packed_stars(pairs, [star for star, _ in best])
+    return packing
 
 
-def weighted(pairs: Pairs, packing: Packing, near_enough: float = NEAR_ENOUGH) -> tuple[Tree, ...]:
-    """Return a packing's trees, with the best roots and small whole weights."""
-    weights = small_weights(packing, pairs, near_enough)
+def _packed_stars(pairs: Pairs, stars: Sequence[EdgeSet]) -> Packing:
+    waiting = iter([stars])
+    found = generated(
+        {each: pairs.bytes_per_s[each] for each in sorted({*itertools.chain(*stars)})},
+        lambda _: next(waiting, []),
+        lambda star: dict.fromkeys(star, pairs.load(star)),
+    )
+    assert found is not None, "there is a star"
+    bytes_per_s, carried = found
+    return Packing(bytes_per_s, tuple(sorted(carried)))
+
+
+def weighted(
+    pairs: Pairs, packing: Packing, near_enough: Sequence[float] = (NEAR_ENOUGH,)
+) -> list[tuple[Tree, ...]]:
+    """Return a packing's trees, with the best roots and small whole weights, for each ratio."""
+    rooted_trees = [rooted(pairs, edges, 1) for edges, _ in packing.trees]
+    return [
+        with_weights(rooted_trees, weights)
+        for weights in small_weights(packing, pairs, near_enough)
+    ]
+
+
+def with_weights(trees: Iterable[Tree], weights: Iterable[int]) -> tuple[Tree, ...]:
+    """Return trees with other weights, without those of weight 0."""
     return tuple(
-        rooted(pairs, edges, weight)
-        for (edges, _), weight in zip(packing.trees, weights, strict=True)
+        dataclasses.replace(tree, weight=weight)
+        for tree, weight in zip(trees, weights, strict=True)
         if weight > 0
     )
 
 
-def small_weights(packing: Packing, pairs: Pairs, near_enough: float = NEAR_ENOUGH) -> list[int]:
+def small_weights(
+    packing: Packing, pairs: Pairs, near_enough: Sequence[float] = (NEAR_ENOUGH,)
+) -> list[list[int]]:
     """Return integer weights of the trees, 0 to WEIGHT_MAX, with the smallest adequate total.
 
     Adequate: the busiest link takes at most `near_enough` times as long as in the packing. If no
-    total up to PERIOD_MAX is, take the one whose busiest link is least busy.
+    total up to PERIOD_MAX is, take the one whose busiest link is least busy. The result has weights
+    for each ratio of `near_enough`.
     """
     uses = [dict.fromkeys(edges, pairs.load(edges)) for edges, _ in packing.trees]
     carried = [part for _, part in packing.trees]
@@ -102,8 +142,8 @@ def least_weights(
     bytes_per_s: float,
     uses: Sequence[Mapping[LinkT, int]],
     rates: Mapping[LinkT, int],
-    near_enough: float,
-) -> list[int]:
+    near_enough: Sequence[float],
+) -> list[list[int]]:
     """Return small integer weights, like `small_weights`, for trees over any kind of links.
 
     Args:
@@ -111,27 +151,36 @@ def least_weights(
         bytes_per_s: Total rate.
         uses: Load of a chunk of each tree, by link.
         rates: Bytes per second of each link.
-        near_enough: Allowed factor on the busiest link's time.
+        near_enough: Allowed factors on the busiest link's time.
     """
+    import numpy as np  # most processes do not need it, and it takes a fifth of a second to import
+
+    links = list(dict.fromkeys(link for of_tree in uses for link in of_tree))
+    loads = np.array([[of_tree.get(link, 0) for of_tree in uses] for link in links])
+    rate = np.array([rates[link] for link in links], dtype=np.float64)
     best_busy_s, best = float("inf"), [1] * len(carried)
+    found: dict[float, list[int]] = {}
     for period in range(1, PERIOD_MAX + 1):
         weights = apportioned(carried, period)
         if max(weights) > WEIGHT_MAX and len(carried) > 1:
             continue
-        busy_s = _busiest_s(weights, uses, rates) / period
+        busy_s = float((loads @ weights / rate).max()) / period
         if busy_s < best_busy_s:
             best_busy_s, best = busy_s, weights
-        if busy_s * bytes_per_s <= near_enough:
+        for ratio in near_enough:
+            if busy_s * bytes_per_s <= ratio:
+                found.setdefault(ratio, best)
+        if len(found) == len(near_enough):
             break
-    return best
+    return [found.get(ratio, best) for ratio in near_enough]
 
 
-def _pack(pairs: Pairs, pricer: _Pricer) -> Packing | None:
+def _pack(pairs: Pairs) -> Packing | None:
     edges = _widest_edges(pairs)
     loads = {each: pairs.load([each]) for each in edges if pairs.load([each]) != 1}
 
     def cheapest(prices: _Prices) -> list[EdgeSet]:
-        found = pricer(pairs.num_sites, prices, loads)
+        found = _star_or_tree(pairs.num_sites, prices, loads)
         return [] if found is None else [found]
 
     found = generated(
@@ -158,21 +207,24 @@ def generated(
         uses_of: Returns the load of a tree's chunk by link.
     """
     # scipy takes a third of a second to import, and most processes do not need it.
+    import numpy as np
     from scipy.optimize import linprog  # type: ignore[import-untyped]
 
     widest = max(rates.values(), default=1)
     limits = [rate / widest for rate in rates.values()]
-    rows: list[list[float]] = [[] for _ in rates]  # row of a link: load of a chunk of each tree
+    row_of = {link: index for index, link in enumerate(rates)}
+    loads = np.empty((len(rates), 0))  # of a chunk of each tree, by link
     trees: list[TreeT] = []
     newest = list(cheapest({link: 1 / rate for link, rate in rates.items()}))
     if not newest:
         return None
     while True:
         trees += newest
-        for uses in map(uses_of, newest):
-            for link, row in zip(rates, rows, strict=True):
-                row.append(float(uses.get(link, 0)))
-        solved = linprog([-1.0] * len(trees), rows, limits)
+        added = np.zeros((len(rates), len(newest)))
+        for column, uses in enumerate(map(uses_of, newest)):
+            added[[row_of[link] for link in uses], column] = list(uses.values())
+        loads = np.hstack((loads, added))
+        solved = linprog([-1.0] * len(trees), loads, limits)
         prices = dict(zip(rates, (-solved.ineqlin.marginals).tolist(), strict=True))
         newest = [
             tree
@@ -272,14 +324,3 @@ def apportioned(shares: Sequence[float], period: int) -> list[int]:
     for index in by_rest[: period - sum(weights)]:
         weights[index] += 1
     return weights
-
-
-def _busiest_s(
-    weights: Iterable[int], uses: Iterable[Mapping[LinkT, int]], rates: Mapping[LinkT, int]
-) -> float:
-    """Return the busiest link's time for one period of chunks."""
-    loads: dict[LinkT, int] = {}
-    for weight, of_tree in zip(weights, uses, strict=True):
-        for link, use in of_tree.items():
-            loads[link] = loads.get(link, 0) + weight * use
-    return max(load / rates[link] for link, load in loads.items())

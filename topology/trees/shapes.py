@@ -42,7 +42,10 @@ def widest_tree(pairs: Pairs) -> Tree | None:
         alike = [each for each in pairs.bytes_per_s if pairs.load([each]) == load]
         one, other = max(alike, key=lambda each: (pairs.bytes_per_s[each], -each[0], -each[1]))
         begun += [(one, other), (other, one)]
-    grown = [_grown(pairs, *each) for each in begun]
+    sites = range(pairs.num_sites)
+    order = {rate: place for place, rate in enumerate(sorted({0, *pairs.bytes_per_s.values()}))}
+    places = [[order[pairs.rate(one, other)] for other in sites] for one in sites]
+    grown = [_grown(places, *each) for each in begun]
     trees = [tree for tree in grown if tree is not None]
     if not trees:
         return None
@@ -54,23 +57,42 @@ def widest_tree(pairs: Pairs) -> Tree | None:
     return tree
 
 
-def _grown(pairs: Pairs, root: int, first: int) -> Tree | None:
-    """Return the tree grown from `root`, or from its edge to `first` if that is another site."""
+def _grown(places: Sequence[Sequence[int]], root: int, first: int) -> Tree | None:
+    """Return the tree grown from `root`, or from its edge to `first` if that is another site.
+
+    Of equally wide edges, that whose inner site is nearest to the root, then the first sites.
+
+    Args:
+        places: Of the rates between each two sites among all rates, in ascending order; 0: there is
+            no edge.
+        root: Site that the tree grows from.
+        first: Site that joins it first.
+    """
+    size = len(places)
+    # One number compares edges: by rate, then the inner site's depth, then its index.
+    by_depth, by_place = size, size * size
     depth, parent = {root: 0}, {}
-    if first != root:
-        depth[first], parent[first] = 1, root
-    while len(depth) < pairs.num_sites:
-        rate, _, inside, outside = max(
-            (pairs.rate(inside, outside), -depth[inside], -inside, -outside)
-            for inside in depth
-            for outside in range(pairs.num_sites)
-            if outside not in depth
-        )
-        if rate == 0:
+    nearest = (size - 1) * by_depth + size - 1 - root
+    best = {site: by_place * places[root][site] + nearest for site in range(size) if site != root}
+    joining = first if first != root else max(best, key=lambda site: (best[site], -site))
+    while True:
+        edge_place, rest = divmod(best.pop(joining), by_place)
+        if edge_place == 0:
             return None
-        parent[-outside] = -inside
-        depth[-outside] = depth[-inside] + 1
-    return Tree(root, parent)
+        parent[joining] = size - 1 - rest % by_depth
+        depth[joining] = 1 + depth[parent[joining]]
+        if not best:
+            return Tree(root, parent)
+        nearest = (size - 1 - depth[joining]) * by_depth + size - 1 - joining
+        row = places[joining]
+        widest, wanted = -1, -1
+        for site, known in best.items():
+            other = by_place * row[site] + nearest
+            if other > known:
+                best[site] = known = other
+            if known > widest:
+                widest, wanted = known, site
+        joining = wanted
 
 
 def width(pairs: Pairs, tree: Tree) -> int:
@@ -118,19 +140,27 @@ def ring_paths(order: Sequence[int]) -> tuple[Tree, ...]:
 def rooted(pairs: Pairs, edges: Iterable[Edge], weight: int) -> Tree:
     """Return the tree of these edges, rooted where the farthest site is nearest.
 
-    A chunk goes up and down, so its delay is twice that distance.
+    A chunk goes up and down, so its delay is twice that distance. Ties: the least sum of distances.
     """
-    trees = every_root(pairs, edges, weight)
-    return min(trees, key=lambda tree: (*delays_ns(pairs, tree), tree.root))
+    around = _around(pairs.num_sites, edges)
+    farthest_ns, sum_ns = _distances_ns(pairs, around)
+    root = min(around, key=lambda site: (farthest_ns[site], sum_ns[site], site))
+    return _hung(around, root, weight)
 
 
 def every_root(pairs: Pairs, edges: Iterable[Edge], weight: int) -> list[Tree]:
     """Return the tree of these edges with each of the sites as its root."""
-    around: dict[int, list[int]] = {site: [] for site in range(pairs.num_sites)}
+    around = _around(pairs.num_sites, edges)
+    return [_hung(around, root, weight) for root in around]
+
+
+def _around(num_sites: int, edges: Iterable[Edge]) -> dict[int, list[int]]:
+    """Return the sites that edges join to each site."""
+    around: dict[int, list[int]] = {site: [] for site in range(num_sites)}
     for one, other in edges:
         around[one].append(other)
         around[other].append(one)
-    return [_hung(around, root, weight) for root in range(pairs.num_sites)]
+    return around
 
 
 def _hung(around: dict[int, list[int]], root: int, weight: int) -> Tree:
@@ -144,12 +174,38 @@ def _hung(around: dict[int, list[int]], root: int, weight: int) -> Tree:
     return Tree(root, parent, weight)
 
 
-def delays_ns(pairs: Pairs, tree: Tree) -> tuple[int, int]:
-    """Return the round trip from the root to its farthest site, and the sum to all of them."""
-    trips = [
-        sum(pairs.delay_ns(*hop) for hop in way_up(tree, site)) for site in range(pairs.num_sites)
-    ]
-    return max(trips), sum(trips)
+def _distances_ns(
+    pairs: Pairs, around: dict[int, list[int]]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return each site's round trip to its farthest site, and the sum to all, along a tree.
+
+    Two passes over the tree: what lies below each site, then what lies beyond its parent.
+    """
+    above, order = {0: 0}, [0]
+    for site in order:
+        for other in around[site]:
+            if other not in above:
+                above[other] = site
+                order.append(other)
+    counts = dict.fromkeys(order, 1)
+    sum_ns = dict.fromkeys(order, 0)
+    below_ns = {site: [0, 0] for site in order}
+    """The two longest ways down, by different branches."""
+    for site in reversed(order[1:]):
+        delay_ns = pairs.delay_ns(site, above[site])
+        counts[above[site]] += counts[site]
+        sum_ns[above[site]] += sum_ns[site] + counts[site] * delay_ns
+        longest = below_ns[above[site]]
+        longest[:] = sorted((*longest, below_ns[site][0] + delay_ns))[:0:-1]
+    farthest_ns, beyond_ns = {0: below_ns[0][0]}, {0: 0}
+    for site in order[1:]:
+        parent, delay_ns = above[site], pairs.delay_ns(site, above[site])
+        sum_ns[site] = sum_ns[parent] + (len(order) - 2 * counts[site]) * delay_ns
+        own_ns = below_ns[site][0] + delay_ns
+        beside_ns = below_ns[parent][1 if own_ns == below_ns[parent][0] else 0]
+        beyond_ns[site] = delay_ns + max(beyond_ns[parent], beside_ns)
+        farthest_ns[site] = max(below_ns[site][0], beyond_ns[site])
+    return farthest_ns, sum_ns
 
 
 NEAR_RATIO = 2

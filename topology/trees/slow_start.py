@@ -19,6 +19,7 @@ tcp_slow_start_after_idle_check).
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from isthmus.topology.spec.tcp_constants import RTO_MIN_S
@@ -50,13 +51,31 @@ def unused_s(
     num_bytes: float, bytes_per_s: float, rtt_s: float, first_window_bytes: float
 ) -> float:
     """Return the seconds that a link waits for windows in a burst's first `num_bytes`."""
-    lost_s, sent_bytes = 0.0, 0.0
-    for window_bytes in windows(bytes_per_s, rtt_s, first_window_bytes):
-        sent_bytes += window_bytes
-        if sent_bytes >= num_bytes:
-            break  # the idle time after the last window delays nothing
-        lost_s += rtt_s - window_bytes / bytes_per_s
-    return lost_s
+    return Ramp(bytes_per_s, rtt_s, first_window_bytes).unused_s(num_bytes)
+
+
+class Ramp:
+    """The windows of a burst until one fills the link; worth keeping for many flows of it."""
+
+    def __init__(self, bytes_per_s: float, rtt_s: float, first_window_bytes: float) -> None:
+        """An infinite first window fills any link."""
+        sent_bytes, lost_s = 0.0, 0.0
+        self._sent_bytes: list[float] = []
+        """Bytes sent by the end of each window."""
+        self._lost_s = [0.0]
+        """Seconds lost before each window, and after all."""
+        for window_bytes in windows(bytes_per_s, rtt_s, first_window_bytes):
+            sent_bytes += window_bytes
+            lost_s += rtt_s - window_bytes / bytes_per_s
+            self._sent_bytes.append(sent_bytes)
+            self._lost_s.append(lost_s)
+        self.num_bytes = sent_bytes
+        """Bytes of the burst after which the window fills the link."""
+
+    def unused_s(self, num_bytes: float) -> float:
+        """Return the seconds that the link waits for windows in the first `num_bytes`."""
+        # The idle time after the last window delays nothing.
+        return self._lost_s[bisect_left(self._sent_bytes, num_bytes)]
 
 
 def windows(bytes_per_s: float, rtt_s: float, first_window_bytes: float) -> Iterator[float]:

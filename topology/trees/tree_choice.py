@@ -21,7 +21,6 @@ Where links have codecs of their own, all of this counts each tree's own bytes
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -34,7 +33,14 @@ from isthmus.topology.spec.suggest import did_you_mean
 from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.codec_costs import RATIOS, usual_ratio
 from isthmus.topology.trees.named_trees import named_groups, named_trees, refused
-from isthmus.topology.trees.packing import NEAR_ENOUGH, Packing, pack_stars, pack_trees, weighted
+from isthmus.topology.trees.packing import (
+    EDGES_MAX,
+    NEAR_ENOUGH,
+    Packing,
+    pack_stars,
+    pack_trees,
+    weighted,
+)
 from isthmus.topology.trees.pairs import Pairs, pairs_of
 from isthmus.topology.trees.shapes import (
     Groups,
@@ -210,10 +216,10 @@ def weighted_sets(
         widest: The tree whose slowest link is fastest.
         near_enough: Allowed ratios between integer weights and the program; one set per ratio.
     """
-    for packing, ratio in itertools.product(_packings(pairs, width(pairs, widest)), near_enough):
-        yield weighted(pairs, packing, ratio)
-    for two_way, ratio in itertools.product(_two_way_packings(pairs), near_enough):
-        yield weighted_two_ways(pairs, two_way, ratio)
+    for packing in _packings(pairs, width(pairs, widest)):
+        yield from weighted(pairs, packing, near_enough)
+    for two_way in _two_way_packings(pairs):
+        yield from weighted_two_ways(pairs, two_way, near_enough)
 
 
 def _two_way_packings(pairs: Pairs) -> list[TwoWayPacking]:
@@ -232,6 +238,8 @@ def _two_way_packings(pairs: Pairs) -> list[TwoWayPacking]:
 
 def _packings(pairs: Pairs, width_bytes_per_s: int) -> list[Packing]:
     packings = [] if (stars := pack_stars(pairs)) is None else [stars]
+    if packings and len(pairs.bytes_per_s) > EDGES_MAX:
+        return packings  # trees would have few of the edges, and stars have all
     packed: list[Pairs] = []
     for part in _PARTS_OF_WIDTH:
         wide = pairs.at_least(width_bytes_per_s // part) if part else pairs

@@ -43,26 +43,13 @@ def plan_times_s(
     """
     if plan.is_gather:
         return _gather_times_s(plan, topology, load)
-    [times_s] = _trees_s(plan, topology, [load]).tolist()
+    times_s = _trees_s(plan, topology, load).tolist()
     return {
         (source, target): each_s
         for source, row in enumerate(times_s)
         for target, each_s in enumerate(row)
         if each_s > -math.inf
     }
-
-
-def crossings_s(plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) -> Floats:
-    """Return the times of several loads: (loads, sites, sites), -inf where no site waits."""
-    if not plan.is_gather:
-        return _trees_s(plan, topology, loads)
-    import numpy as np
-
-    times_s = np.full((len(loads), plan.num_sites, plan.num_sites), -math.inf)
-    for index, load in enumerate(loads):
-        for pair, each_s in _gather_times_s(plan, topology, load).items():
-            times_s[(index, *pair)] = each_s
-    return times_s
 
 
 def bytes_of_hops(plan: ReductionPlan, load: Load) -> dict[Hop, float]:
@@ -125,9 +112,12 @@ def _gather_times_s(
     return times_s
 
 
-def _trees_s(plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) -> Floats:
-    """Return crossings over trees, for loads that are all on warm connections or all not."""
+def _trees_s(plan: ReductionPlan, topology: Topology, load: Load) -> Floats:
+    """Return the times of a load over trees; shape (sites, sites), -inf where no site waits."""
     # numpy takes a fifth of a second to import, and most processes do not need it.
+    from isthmus.topology.trees.link_arrays import LinkArrays, TreeArrays
     from isthmus.topology.trees.tree_flow import Crossing, flow_s
 
-    return flow_s(Crossing(plan, topology, loads))
+    [times_s] = flow_s(Crossing(TreeArrays(plan), LinkArrays(topology), [load]))
+    found: Floats = times_s
+    return found

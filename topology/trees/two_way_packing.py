@@ -15,11 +15,11 @@ trees are priced without their codecs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from isthmus.topology.spec.reduction_plan import Tree, shape_of
-from isthmus.topology.trees.packing import NEAR_ENOUGH, generated, least_weights
+from isthmus.topology.trees.packing import NEAR_ENOUGH, generated, least_weights, with_weights
 from isthmus.topology.trees.pairs import Hop, Pairs
 
 SITES_MAX = 8
@@ -59,21 +59,18 @@ def pack_two_ways(pairs: Pairs, slowest_bytes_per_s: int = 0) -> TwoWayPacking |
 
 
 def weighted_two_ways(
-    pairs: Pairs, packing: TwoWayPacking, near_enough: float = NEAR_ENOUGH
-) -> tuple[Tree, ...]:
-    """Return a packing's trees with small whole weights."""
-    weights = least_weights(
+    pairs: Pairs, packing: TwoWayPacking, near_enough: Sequence[float] = (NEAR_ENOUGH,)
+) -> list[tuple[Tree, ...]]:
+    """Return a packing's trees with small whole weights, for each ratio."""
+    trees = [tree for tree, _ in packing.trees]
+    every = least_weights(
         [part for _, part in packing.trees],
         packing.bytes_per_s,
-        [uses_of(tree, pairs) for tree, _ in packing.trees],
+        [uses_of(tree, pairs) for tree in trees],
         pairs.one_way,
         near_enough,
     )
-    return tuple(
-        Tree(tree.root, tree.parent, weight, tree.down)
-        for (tree, _), weight in zip(packing.trees, weights, strict=True)
-        if weight > 0
-    )
+    return [with_weights(trees, weights) for weights in every]
 
 
 def uses_of(tree: Tree, pairs: Pairs) -> dict[Hop, int]:

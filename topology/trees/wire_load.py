@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.reduction_plan import ReductionPlan
 from isthmus.topology.spec.tcp_constants import FIRST_WINDOW_PACKETS, MTU_BYTES, PAYLOAD_SHARE
-from isthmus.topology.spec.world import Link, Site, Topology
+from isthmus.topology.spec.world import Link, Topology
 from isthmus.topology.trees.channels import (
     FLOWS_MAX,
     SEND_BUFFER_BYTES,
@@ -38,19 +38,10 @@ class Load:
     first_window_bytes: float | None
     """Bytes of the first window of all connections of a link; None: there is no slow start."""
     in_flight_of_links: Mapping[Hop, float] | None = None
-    """Mean number of chunks in flight on each directed link; None: `num_in_flight` on all."""
-
-    def in_flight_on(self, hop: Hop) -> float:
-        """Return the number of chunks in flight on a directed link, if there are enough chunks."""
-        return (
-            self.num_in_flight if self.in_flight_of_links is None else self.in_flight_of_links[hop]
-        )
-
-    @property
-    def most_in_flight(self) -> int:
-        """Largest number of chunks in flight on any link, if there are enough chunks."""
-        most = max((self.in_flight_of_links or {}).values(), default=0.0)
-        return min(self.num_chunks, max(self.num_in_flight, math.ceil(most)))
+    """Mean number of chunks in flight on each directed link, by one gateway of a site; None:
+    `num_in_flight` on all."""
+    num_gateways: int = 1
+    """Gateways of a site, all of which send."""
 
     def window_of(self, link: Link) -> float:
         """Return the first window of a link's connections; infinite if they do not start slowly."""
@@ -60,12 +51,12 @@ class Load:
 
     def of_gateways(self, count: int) -> Load:
         """Return this load divided among `count` gateways per site."""
-        window_bytes, in_flight = self.first_window_bytes, self.in_flight_of_links
+        window_bytes = self.first_window_bytes
         return dataclasses.replace(
             self,
             num_in_flight=min(count * self.num_in_flight, self.num_chunks),
             first_window_bytes=None if window_bytes is None else count * window_bytes,
-            in_flight_of_links=in_flight and {hop: count * each for hop, each in in_flight.items()},
+            num_gateways=count,
         )
 
     def sending_s(self, link: Link, num_bytes: float) -> float:
@@ -98,7 +89,6 @@ def chunk_bytes_of(job: Job, topology: Topology, plan: ReductionPlan) -> int:
     exchange = job.exchange
     if exchange.is_cut:
         return exchange.chunk_bytes
-    links = {(link.source, link.target): link for link in topology.links}
     names = [site.name for site in topology.sites]
     carried: defaultdict[tuple[Hop, str], float] = defaultdict(float)
     for tree, codec in enumerate(plan_codecs(job, topology, plan)):
@@ -107,7 +97,8 @@ def chunk_bytes_of(job: Job, topology: Topology, plan: ReductionPlan) -> int:
             carried[hop, codec] += part
     powers, busy = 0.0, 0.0
     for ((source, target), codec), part in carried.items():
-        link = links[names[source], names[target]]
+        link = topology.link(names[source], names[target])
+        assert link is not None, "the plan uses links that are there"
         size = chunk_bytes_for(exchange.chunk_bytes, codec, link.bytes_per_s, link.rtt_s)
         powers += part / link.bytes_per_s * math.log2(size / exchange.chunk_bytes)
         busy += part / link.bytes_per_s
@@ -163,38 +154,23 @@ def pipeline_bytes_of(job: Job, topology: Topology, plan: ReductionPlan) -> int:
     return int(_RESULT_ROUND_TRIPS * raw_bytes_per_s * max(link.rtt_s for link in topology.links))
 
 
-def channels_of(job: Job, topology: Topology) -> int:
-    """Return the initial number of connections of a job's links; the fewest if they differ."""
-    buffer_bytes = send_buffer_bytes_of(topology)
-    return min(
-        (
-            first_channels(
-                job.exchange.channels_per_link,
-                link.max_flows or FLOWS_MAX,
-                link.bytes_per_s,
-                link.rtt_s,
-                buffer_bytes,
-            )
-            for link in topology.links
-        ),
-        default=1,
-    )
+class Connections:
+    """The connections that a topology's links begin with; worth keeping for many plans."""
 
-
-def _in_flight_of_links(job: Job, topology: Topology) -> dict[Hop, float]:
-    """Return the mean number of chunks in flight on each directed link, by site indices."""
-    buffer_bytes = send_buffer_bytes_of(topology)
-    index = {site.name: site.index for site in topology.sites}
-    return {
-        (index[link.source], index[link.target]): chunks_in_flight(
-            job.exchange.channels_per_link,
-            link.max_flows or FLOWS_MAX,
-            link.bytes_per_s,
-            link.rtt_s,
-            buffer_bytes,
-        )
-        for link in topology.links
-    }
+    def __init__(self, topology: Topology, wanted: int | None) -> None:
+        """`wanted` is the job's number of connections a link; None: as many as a link needs."""
+        buffer_bytes = send_buffer_bytes_of(topology)
+        index = {site.name: site.index for site in topology.sites}
+        numbers, in_flight = [], {}
+        for link in topology.links:
+            figures = (link.max_flows or FLOWS_MAX, link.bytes_per_s, link.rtt_s, buffer_bytes)
+            numbers.append(first_channels(wanted, *figures))
+            hop = (index[link.source], index[link.target])
+            in_flight[hop] = chunks_in_flight(wanted, *figures)
+        self.num_channels = min(numbers, default=1)
+        """The initial number of connections of a link; the fewest if links differ."""
+        self.in_flight_of_links: Mapping[Hop, float] = in_flight
+        """The mean number of chunks in flight on each directed link, by site indices."""
 
 
 def send_buffer_bytes_of(topology: Topology) -> int | None:
@@ -219,7 +195,12 @@ class Wire:
     """Computes the load of exchanges of any size over a plan."""
 
     def __init__(
-        self, job: Job, topology: Topology, plan: ReductionPlan, ratio: float | None = None
+        self,
+        job: Job,
+        topology: Topology,
+        plan: ReductionPlan,
+        ratio: float | None = None,
+        connections: Connections | None = None,
     ) -> None:
         """Precompute everything that does not depend on the size.
 
@@ -230,15 +211,13 @@ class Wire:
             plan: the reduction over its sites.
             ratio: encoded bytes per byte of float32 by `exchange.codec`; needed if that compresses.
                 Links' own codecs count with their usual ratios.
+            connections: Of the topology's links by the job, where they are known.
 
         Raises:
             ValueError: no ratio for a codec that compresses.
         """
-        self._cut_bytes, self._num_channels = (
-            chunk_bytes_of(job, topology, plan),
-            channels_of(job, topology),
-        )
-        self._in_flight = _in_flight_of_links(job, topology)
+        self._connections = connections or Connections(topology, job.exchange.channels_per_link)
+        self._cut_bytes = chunk_bytes_of(job, topology, plan)
         self._ratios = tree_ratios(job, topology, plan, ratio)
         self._is_packets = has_packets(topology)
 
@@ -246,7 +225,7 @@ class Wire:
         """Return the load of an exchange of `raw_bytes` float32 bytes, at least 1."""
         factor = 1 / PAYLOAD_SHARE if self._is_packets else 1.0
         num_chunks = math.ceil(raw_bytes / self._cut_bytes)
-        num_in_flight = min(self._num_channels, num_chunks)
+        num_in_flight = min(self._connections.num_channels, num_chunks)
         chunk_bytes = tuple(
             (raw_bytes * ratio / num_chunks + FRAME_HEADER_BYTES) * factor for ratio in self._ratios
         )
@@ -256,7 +235,7 @@ class Wire:
             num_in_flight,
             chunk_bytes,
             window_bytes if self._is_packets else None,
-            self._in_flight,
+            self._connections.in_flight_of_links,
         )
 
 
@@ -289,35 +268,21 @@ def gateways_s_per_byte(
     codecs = plan_codecs(job, topology, plan)
     ratios = tree_ratios(job, topology, plan, ratio)
     if plan.is_gather:
-        parts = [
-            (1.0, [plan.num_sites - 1] * plan.num_sites, [plan.num_sites - 1] * plan.num_sites)
-        ]
-    else:
-        total = sum(tree.weight for tree in plan.trees)
-        parts = []
-        for tree in plan.trees:
-            children, receivers = Counter(tree.parent.values()), Counter(tree.giver.values())
-            below = [children[site] for site in range(plan.num_sites)]
-            sent = [receivers[site] + (tree.root != site) for site in range(plan.num_sites)]
-            parts.append((tree.weight / total, below, sent))
+        cost, others = COSTS[codecs[0]], plan.num_sites - 1
+        sent_s = others * ratios[0] / GATEWAY_BYTES_PER_S
+        coding_s = 1 / cost.encode_bytes_per_s + plan.num_sites / cost.decode_bytes_per_s
+        return [coding_s + sent_s] * plan.num_sites
+    total = sum(tree.weight for tree in plan.trees)
     seconds = [0.0] * plan.num_sites
-    for codec, each_ratio, (share, below, sent) in zip(codecs, ratios, parts, strict=True):
-        cost = COSTS[codec]
-        for site in range(plan.num_sites):
-            coding_s = 1 / cost.encode_bytes_per_s + (below[site] + 1) / cost.decode_bytes_per_s
-            seconds[site] += share * (coding_s + sent[site] * each_ratio / GATEWAY_BYTES_PER_S)
-    return seconds
-
-
-def card_s(site: Site, link_bytes: Mapping[Hop, float]) -> float:
-    """Return the busy seconds of a single network card for all bytes of a site's step.
-
-    Counts the busier direction; 0 if the cards' speed is unknown.
-    """
-    if site.nic_bytes_per_s is None:
-        return 0.0
-    crossing_bytes = max(
-        math.fsum(each for hop, each in link_bytes.items() if hop[end] == site.index)
-        for end in (0, 1)
-    )
-    return crossing_bytes / site.nic_bytes_per_s
+    own_s = 0.0  # every site encodes its sum and decodes the result
+    for tree, codec, each_ratio in zip(plan.trees, codecs, ratios, strict=True):
+        cost, share = COSTS[codec], tree.weight / total
+        own_s += share * (1 / cost.encode_bytes_per_s + 1 / cost.decode_bytes_per_s)
+        sent_s = share * each_ratio / GATEWAY_BYTES_PER_S
+        decoded_s = share / cost.decode_bytes_per_s
+        for child, parent in tree.parent.items():
+            seconds[child] += sent_s
+            seconds[parent] += decoded_s
+        for giver in tree.giver.values():
+            seconds[giver] += sent_s
+    return [own_s + each_s for each_s in seconds]
