@@ -1,8 +1,10 @@
-"""Plan random topologies: how long planned steps are, by the simulator, and how long it takes.
+"""Plan meshes and random topologies: how long it takes, and how long planned steps are.
 
-Each seed is a topology with links of unlike width, some of them missing, and a job of the trainer
-that ships. With `--against`, another checkout of isthmus, with an environment of its own in .venv,
-plans the same, and this one's simulator judges both.
+First come the CPU seconds of `isthmus plan` for meshes of sites, and what they may be at most. Then
+random topologies are planned, and the steps simulated. Each seed is a topology with links of unlike
+width, some of them missing, and a job of the trainer that ships. With `--against`, another checkout
+of isthmus, with an environment of its own in .venv, plans the same, and this one's simulator judges
+both.
 """
 
 from __future__ import annotations
@@ -14,18 +16,23 @@ import json
 import math
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from isthmus.protos.own_processes import own_command
 from isthmus.topology.planner.plan import make_plan
+from isthmus.topology.presets.templates import job_yaml, topology_yaml
 from isthmus.topology.spec.compute import num_parameters
+from isthmus.topology.spec.geography import great_circle_km
 from isthmus.topology.spec.job import Job, Model
-from isthmus.topology.spec.world import Topology
+from isthmus.topology.spec.world import Location, Topology
 from tests.fakes.plannable import a_job, a_random_world, randomly_widened
 
 STEPS, SKIPPED = 12, 4
@@ -33,6 +40,10 @@ STEPS, SKIPPED = 12, 4
 _WIDTHS = (64, 64, 256, 768)
 _SMALLEST = Model(layers=2, heads=2, width=64, context=32)
 JOB = "version: 1\nname: j\ntopology: t.yaml\ntrainer: {compute: modelled}"
+MOST_CPU_S = {2: 2.0, 16: 10.0, 64: 60.0}
+"""CPU seconds that a plan may take at most, by the number of meshed sites."""
+_NEAR_KM = 9000
+"""Distance up to which a mesh's links are wide: half of all."""
 ROOT = Path(__file__).resolve().parents[2]
 _CODECS = (("fp32",), ("bf16",), ("fp32", "int8"), ("bf16", "int8"))
 
@@ -43,13 +54,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sites", default="3,4,5,6", help="how many; seeds take them in turn")
     parser.add_argument("--wider", type=int, default=0, help="times that links become wider")
     parser.add_argument("--against", type=Path, help="another checkout")
+    parser.add_argument("--meshed", default="2,16,64", help="how many sites; empty: no meshes")
     parser.add_argument("--only-plan", action="store_true", help="print plans as JSON")
 
 
 def run(options: argparse.Namespace) -> None:
     """Print how plans do, and how they do against those of the other checkout."""
+    for num_sites in () if options.only_plan else map(int, filter(None, options.meshed.split(","))):
+        show_mesh(num_sites)
     sites = [int(number) for number in options.sites.split(",")]
     seeds = range(*map(int, options.seeds.split(":")))
+    if not seeds:
+        return
     plans = {str(seed): planned(seed, sites, options.wider) for seed in seeds}
     if options.only_plan:
         json.dump(plans, sys.stdout)
@@ -76,6 +92,48 @@ def run(options: argparse.Namespace) -> None:
         worst = sorted(((mine / other - 1, name) for name, mine, other in ratios), reverse=True)
         print("longest: " + ", ".join(f"seed {name} {ratio:+.2%}" for ratio, name in worst[:5]))
         show_cpu("the other's ", others)
+
+
+def show_mesh(num_sites: int) -> None:
+    """Print the CPU seconds of `isthmus plan` for sites that are all joined."""
+    preset = {2: "two-sites-1000km", 16: "mesh-16"}.get(num_sites)
+    with tempfile.TemporaryDirectory() as scratch:
+        topology, job = Path(scratch, "topology.yaml"), Path(scratch, "job.yaml")
+        topology.write_text(topology_yaml(preset) if preset else a_mesh(num_sites))
+        job.write_text(job_yaml(preset or "mesh-16"))
+        more = [] if preset else ["--set", f"trainer.global_batch={128 * num_sites}"]
+        command = own_command("isthmus.orchestrator.cli.main", "plan", str(job), "--json", *more)
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        made = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    step_s = json.loads(made.stdout)["data"]["plan"]["predicted"]["step_s"]
+    most_s = MOST_CPU_S.get(num_sites, math.inf)
+    bar = f"at most {most_s:g}" + (": MISSED" if cpu_s > most_s else "")
+    print(f"{num_sites} meshed sites: {cpu_s:.1f} CPU seconds, {bar}; a step of {step_s:.4g} s")
+
+
+def a_mesh(num_sites: int) -> str:
+    """Return a topology like the preset mesh-16, of sites all over the Earth, in YAML."""
+    chance = chance_of(f"mesh {num_sites}")
+    places = [
+        Location(lat=round(chance.uniform(-55, 65), 2), lon=round(chance.uniform(-180, 180), 2))
+        for _ in range(num_sites)
+    ]
+    hardware = (
+        "nodes: 8, accelerators_per_node: 8, accelerator: h100-sxm, "
+        "fabric: {node: 450GB/s, cluster: 400Gbit/s, latency: 8us}, wan: {nic: 100Gbit/s}"
+    )
+    lines = ["version: 1", f"name: mesh-{num_sites}", "sites:"]
+    for site, place in enumerate(places):
+        where = f"location: {{lat: {place.lat}, lon: {place.lon}}}"
+        lines.append(f"  - {{name: s{site}, {where}, {'like: s0' if site else hardware}}}")
+    lines.append("links:")
+    for one, other in itertools.combinations(range(num_sites), 2):
+        is_near = great_circle_km(places[one], places[other]) < _NEAR_KM
+        figures = f"bandwidth: {40 if is_near else 10}Gbit/s, egress: 0.02USD/GB"
+        lines.append(f"  - {{between: [s{one}, s{other}], {figures}}}")
+    return "\n".join(lines)
 
 
 def show(name: str, some_s: Sequence[float], others_s: Sequence[float]) -> None:
