@@ -142,17 +142,13 @@ def test_no_plan_is_worse_than_one_that_it_prints(seed: int, sites: str, objecti
             assert (each["step_s_otherwise"] or 1e9) >= plan["predicted"]["step_s"], each
 
 
-@pytest.mark.slow
-def test_no_plan_is_slower_than_a_site_alone() -> None:
-    for seed in range(40):
-        chance = random.Random(seed)
-        topology = a_random_world(chance, 2, rates=(4.5, 6.0))
-        job = a_job(16, codecs=("fp32", "int8"))
-        search = Search(job, topology)
-        alone = [search.best_of([site.name]) for site in topology.sites]
-        plan = make_plan(job, topology)
-        least_s = min(each.step_s for each in alone if each is not None)
-        assert plan["predicted"]["step_s"] <= least_s * 1.001, f"{seed=}"
+def test_a_site_alone_is_compared_by_its_own_step() -> None:
+    # The step model prefers both sites. Simulated, slow start makes them slower than one.
+    world = a_world([4e8, 2e8], [(0, 1, 450_183.0, 0.135604)])
+    job = a_job(16, codecs=("fp32", "int8"))
+    serial = dataclasses.replace(job, exchange=dataclasses.replace(job.exchange, schedule="serial"))
+    plan = make_plan(serial, dataclasses.replace(world, emulator="netns"))
+    assert [each["site"] for each in plan["decisions"]["placement"]] == ["s0"]
 
 
 def test_a_written_placement_is_kept() -> None:
