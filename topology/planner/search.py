@@ -146,7 +146,7 @@ class Search:
         self.bounds = Bounds(job, topology, self.options, self.codecs)
         self._sets: dict[Names, SiteSet] = {}
         self._simulated: dict[object, float | None] = {}
-        self._is_large = len(topology.sites) > _FEW_SITES
+        self.is_large = len(topology.sites) > _FEW_SITES
         self._num_actions = 1
         """Largest number of actions of a simulated choice so far."""
 
@@ -155,7 +155,7 @@ class Search:
         begun = self._begun()
         if not begun:
             return None
-        if self._is_large:
+        if self.is_large:
             del begun[_BEGUN:]
         found = _distinct(self.set_of(each.sites).improved(each, _FEW_TRIES) for each in begun)
         found += [self.set_of(each.sites).improved(each, _MANY_TRIES) for each in found[:_BETTERED]]
@@ -211,7 +211,7 @@ class Search:
         """Return a choice with its simulated step, if simulation is possible."""
         key = choice.decisions
         if key not in self._simulated:
-            here, is_large = self.set_of(choice.sites).topology, self._is_large
+            here, is_large = self.set_of(choice.sites).topology, self.is_large
             run = simulated(choice.job(self.job), here, _FLOWS if is_large else FLOWS_PER_STEP)
             if run is not None:
                 self._num_actions = max(self._num_actions, run.num_actions)
@@ -234,7 +234,7 @@ class Search:
         if not chosen or not self.is_possible(chosen):
             return None
         here = self.set_of(chosen)
-        if not self._is_large:
+        if not self.is_large:
             known = here.promising()[:1]
             known += [] if like is None else here.like(like)
         else:
@@ -463,7 +463,12 @@ class SiteSet:
         if choice.candidate.plan.is_gather:
             return
         now = choice.candidate.plan.trees
-        warm_s = self._model_of(choice).warm_step_s(choice.timings)
+        # Warm connections are quickly predicted: a lower bound of the step. With many sites slow
+        # start is taken to add alike to all trees.
+        limit_s = choice.modelled_s
+        if self._search.is_large:
+            warm_s = self._model_of(choice).warm_step_s(choice.timings)
+            limit_s = min(limit_s, _WARM * warm_s)
         for trees in itertools.islice(change(choice.candidate.plan), self._fewer(_CHANGES)):
             if len(trees) >= len(now) and not self._may_gain(choice, trees):
                 continue
@@ -472,8 +477,7 @@ class SiteSet:
                 how = (candidate, choice.coding, choice.sizing)
                 model, _, _ = self._model(*how)
                 step_s = math.inf
-                # Warm connections are quickly predicted, and slow start adds alike to all.
-                if model.warm_step_s(choice.timings) < _WARM * warm_s:
+                if model.warm_step_s(choice.timings) < limit_s:
                     step_s = model.step_s(choice.timings)
                 yield self._with_timings(*how, choice.sequences, choice.timings, step_s)
 
