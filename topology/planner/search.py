@@ -678,8 +678,8 @@ class SiteSet:
             coding: Codecs.
             sizing: Sizes of chunks and buckets.
             splits: Spreads of the batch.
-            most: Number of best spreads whose steps must be exact; None: all.
-            limit: Objective beyond which they need not be.
+            most: Number of best spreads whose steps must be exact; None: all. With few sites, all.
+            limit: Objective beyond which they need not be, with many sites.
         """
         job = self._decided_job(coding, sizing)
         model, _, _ = self._model(candidate, coding, sizing)
@@ -692,6 +692,8 @@ class SiteSet:
         ]
         if self._job.workload is None and splits:
             alone = [tuple(front[0] for front in each) for each in fronts]
+            if not self._search.is_large:
+                return list(zip(alone, model.steps_s(alone), strict=True))
             if self._objective == "cost":
                 limit = limit / self.usd_per_s if self.usd_per_s else math.inf
             return list(zip(alone, model.steps_s(alone, most, limit), strict=True))
