@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.topology.cost.local_sgd import local_round
+from isthmus.topology.cost.local_sgd import local_round, regime_step_s
 from isthmus.topology.documents.load import load_job
 from isthmus.topology.planner.document import PlanFile, plan_text
 from isthmus.topology.planner.loss_gaps import loss_gap
@@ -29,6 +29,16 @@ def test_rounds_are_permitted_and_long_enough(most: int) -> None:
         fragment_s = 10.0 / each.fragments
         timed = local_round(each.sync_every, 1.0, fragment_s, each.fragments, each.delay)
         assert timed.utilisation >= 0.95 or each.sync_every + each.fragments > most
+
+
+def test_steps_of_a_regime_are_those_of_its_rounds() -> None:
+    delayed = regime_of("delayed")
+    assert regime_step_s(delayed, 1.0, 0.9) == 1.0
+    assert regime_step_s(delayed, 1.0, 1.5) == 1.5
+    assert regime_step_s(regime_of("diloco", sync_every=30), 1.0, 3.0) == pytest.approx(1.1)
+    streaming = regime_of("streaming", sync_every=30, fragments=6, delay=2)
+    assert regime_step_s(streaming, 1.0, 12.0) == 1.0
+    assert regime_step_s(streaming, 1.0, 18.0) == pytest.approx(1.0 + 6 / 30)
 
 
 def test_expected_gaps_are_the_published_ones() -> None:

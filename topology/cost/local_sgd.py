@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from isthmus.topology.spec.regime import Regime
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
@@ -66,3 +68,22 @@ def local_round(
         compute_s=steps * step_s,
         exposed_s=num_fragments * exposed_s,
     )
+
+
+def regime_step_s(regime: Regime, alone_s: float, exchange_s: float) -> float:
+    """Return the mean seconds of a step under a regime that is not `sync`.
+
+    Args:
+        regime: `delayed`, of which a step hides an exchange; or a local one, in rounds.
+        alone_s: Of a step in which nothing crosses.
+        exchange_s: Of an exchange that nothing hides.
+    """
+    if not regime.is_local:
+        return max(alone_s, exchange_s)
+    return regime_round(regime, alone_s, exchange_s).step_s
+
+
+def regime_round(regime: Regime, alone_s: float, exchange_s: float) -> Round:
+    """Return the round of a local regime; arguments as of `regime_step_s`."""
+    fragment_s = exchange_s / regime.fragments
+    return local_round(regime.sync_every, alone_s, fragment_s, regime.fragments, regime.delay)

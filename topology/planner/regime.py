@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.topology.cost.local_sgd import Round, local_round
+from isthmus.topology.cost.local_sgd import regime_round, regime_step_s
 from isthmus.topology.cost.memory import outer_optimizer_bytes
 from isthmus.topology.planner.choice import Choice
 from isthmus.topology.planner.loss_gaps import loss_gap
@@ -171,7 +171,7 @@ def _candidates(timed: Timed, most: int) -> Iterator[Candidate]:
 
 
 def _candidate(regime: Regime, timed: Timed) -> Candidate:
-    step_s, sync = _step_s(regime, timed), timed.choice
+    step_s, sync = regime_step_s(regime, timed.alone_s, timed.exchange_s), timed.choice
     egress_usd = max(0.0, sync.usd_per_step - timed.usd_per_s * sync.step_s)
     return Candidate(
         regime=regime,
@@ -184,17 +184,6 @@ def _candidate(regime: Regime, timed: Timed) -> Candidate:
 
 def _is_permitted(candidate: Candidate, wishes: PlanWishes) -> bool:
     return wishes.max_loss_gap is None or candidate.gap <= wishes.max_loss_gap
-
-
-def _step_s(regime: Regime, timed: Timed) -> float:
-    if regime.is_local:
-        return _round(regime, timed.alone_s, timed.exchange_s).step_s
-    return max(timed.alone_s, timed.exchange_s)
-
-
-def _round(regime: Regime, step_s: float, exchange_s: float) -> Round:
-    each_s = exchange_s / regime.fragments
-    return local_round(regime.sync_every, step_s, each_s, regime.fragments, regime.delay)
 
 
 def rounds(step_s: float, exchange_s: float, most: int) -> list[Regime]:
@@ -223,7 +212,9 @@ def rounds(step_s: float, exchange_s: float, most: int) -> list[Regime]:
 
 def _shortest(regimes: Sequence[Regime], step_s: float, exchange_s: float) -> Regime:
     """Return the first with enough compute; else the last."""
-    enough = (each for each in regimes if _round(each, step_s, exchange_s).utilisation >= _UTILISED)
+    enough = (
+        each for each in regimes if regime_round(each, step_s, exchange_s).utilisation >= _UTILISED
+    )
     return next(enough, regimes[-1])
 
 

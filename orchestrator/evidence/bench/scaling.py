@@ -2,7 +2,8 @@
 
 A setting also has a prediction: what a step should take by the topology's figures alone. With the
 exchange off that is a site's compute time, and the mean over sites, which do not wait for each
-other; else it is what the step model says (topology/model/step_model.py).
+other; else it is what the step model says (topology/model/step_model.py), and in another regime
+than sync the closed form of its rounds (topology/cost/local_sgd.py).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from isthmus.orchestrator.evidence.record.bench_record import (
 )
 from isthmus.orchestrator.evidence.record.measured_steps import measure
 from isthmus.orchestrator.evidence.view import formats
+from isthmus.topology.cost.local_sgd import regime_step_s
 from isthmus.topology.model.buckets import buckets_of
 from isthmus.topology.model.step_model import step_time
 from isthmus.topology.simulator.step_work import GatewayCost, trainer_work
@@ -241,7 +243,10 @@ def predict(
     # What was measured is a mean over all links: of several codecs it says nothing about one.
     is_known = bool(job.exchange.codecs) or job.exchange.codec in RATIOS
     predicted = step_time(job, topology, None if is_known else wire_ratio)
-    return together(shares, by_site_s, predicted.exchange_s, predicted.step_s, step_s)
+    expected_s = predicted.step_s
+    if not job.regime.is_sync:
+        expected_s = regime_step_s(job.regime, max(by_site_s), predicted.exchange_s)
+    return together(shares, by_site_s, predicted.exchange_s, expected_s, step_s)
 
 
 def _alone_s(job: Job, topology: Topology, site: Site) -> float:
