@@ -1,8 +1,8 @@
 """The codecs that send a chunk's largest elements and their places: all others count as zero.
 
-Chunks with a number that cannot be quantised cross as float32, as in quantising_codecs.py. Of equal
-magnitudes at the threshold, the first ones are sent. How many are sent follows from the size of the
-chunk.
+Chunks with a number that cannot be quantised cross as float32, as in quantising_codecs.py, and so
+do those of an element or two that would be longer encoded. Of equal magnitudes at the threshold,
+the first ones are sent. How many are sent follows from the size of the chunk.
 
 *Places*, in ascending order: each as the number of elements skipped before it, one byte up to 254,
 preceded by a byte of 255 for each further 255.
@@ -50,7 +50,7 @@ class Sparse(Lossy):
     """A codec that sends some of a chunk's elements."""
 
     def encode_with_residual(self, values: Floats, residual: Floats | None) -> Encoded:
-        """Send the largest elements; copy all if a number is too large."""
+        """Send the largest elements; copy all if a number is too large, or that takes no more."""
         meant = values
         if residual is not None:
             meant = residual
@@ -60,6 +60,8 @@ class Sparse(Lossy):
             return as_it_is(meant, residual)
         places = self._places(magnitudes)
         body = np.concatenate((self._codes(meant[places], len(meant)), _pack_places(places)))
+        if len(body) > meant.nbytes:
+            return as_it_is(meant, residual)
         decoded = self._decoded(body, places, len(meant))
         if residual is not None:
             residual -= decoded

@@ -15,6 +15,7 @@ from isthmus.topology.planner.search import simulated, step_of
 from isthmus.topology.planner.switch import best_switch, on_best_rung, relaunched_s
 from isthmus.topology.spec.job import Exchange, Job, LinkCodec, Placed, Reduction, rungs
 from isthmus.topology.spec.measured_links import LinkFigures, with_measured
+from isthmus.topology.spec.regime import regime_of
 from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.link_codecs import plan_codecs
 from isthmus.topology.trees.tree_choice import plan_reduction
@@ -76,6 +77,19 @@ def test_a_codec_is_as_exact_as_the_links_permit() -> None:
     assert chosen[100.0] == {"fp32"}, "whatever the run has by now"
     assert chosen[0.004] == {"int4"}
     assert len(chosen[1.0]) == 1
+
+
+@pytest.mark.slow
+def test_what_a_regime_hides_is_no_reason_for_a_switch() -> None:
+    """An exchange that takes most of a step costs `sync` much, and `delayed` nothing."""
+    world = a_world([4e8] * 2, [(0, 1, 0.8 * FAST, 0.01)])
+    job = dataclasses.replace(a_job(), reduction=Reduction(tree="gather"))
+    cut_bytes = cut_of(job, world)
+    delayed = dataclasses.replace(job, regime=regime_of("delayed"))
+    for running, codec in [(job, "int4"), (delayed, "fp32")]:
+        switch = best_switch(running, world, cut_bytes)
+        found = on_best_rung(running, world, cut_bytes, switch, ["fp32", "int4"])
+        assert found.codec == codec, found
 
 
 @pytest.mark.slow

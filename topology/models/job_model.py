@@ -252,8 +252,7 @@ class ReplanModel(Strict):
         format_fraction(_REPLAN.gain), "Of the predicted step, that other trees have to save."
     )
     least_exact: Annotated[
-        str | None,
-        *choice(RUNGS),
+        Annotated[str, *choice(RUNGS)] | None,
         Field(
             description="The least exact codec to which a run may go over, as its links narrow; "
             "else it keeps exchange.codec."

@@ -11,9 +11,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from isthmus.topology.cost.local_sgd import regime_step_s
 from isthmus.topology.documents.placement import placed
 from isthmus.topology.planner.alternatives import even_split
-from isthmus.topology.planner.choice import Sizing
+from isthmus.topology.planner.choice import Choice, Sizing
 from isthmus.topology.planner.plan import make_plan
 from isthmus.topology.planner.reductions import named
 from isthmus.topology.planner.search import Search
@@ -67,21 +68,32 @@ def best_switch(
     now = Search(dataclasses.replace(job, reduction=present), here, (size,)).best()
     assert now is not None, "a run goes on with it"
     best = Search(dataclasses.replace(job, reduction=Reduction()), here, (size,), allows).best()
-    if best is None or best.step_s >= now.step_s:
+    before_s = _step_s(now, job, here)
+    after_s = before_s if best is None else _step_s(best, job, here)
+    if best is None or after_s >= before_s:
         return Switch(
             form=now.candidate.plan.why,
             reduction=present,
-            before_s=now.step_s,
-            after_s=now.step_s,
+            before_s=before_s,
+            after_s=before_s,
             codec=job.exchange.codec,
         )
     return Switch(
         form=best.candidate.form,
         reduction=best.candidate.reduction,
-        before_s=now.step_s,
-        after_s=best.step_s,
+        before_s=before_s,
+        after_s=after_s,
         codec=job.exchange.codec,
     )
+
+
+def _step_s(choice: Choice, job: Job, topology: Topology) -> float:
+    """Return the seconds of a step of a choice, under the run's regime."""
+    if job.regime.is_sync:
+        return choice.step_s
+    alone_s = max(each.alone_s for each in choice.timings)
+    exchange_s = choice.model(job, topology).exchange_s(choice.timings)
+    return regime_step_s(job.regime, alone_s, exchange_s)
 
 
 def on_best_rung(
@@ -104,9 +116,10 @@ def on_best_rung(
         exchange = dataclasses.replace(job.exchange, codec=codec)
         other = dataclasses.replace(job, exchange=exchange, reduction=switch.reduction)
         size = Sizing(chunk_bytes=cut_bytes, bucket_bytes=exchange.bucket_bytes)
-        found = Search(other, placed(other, topology), (size,)).best()
+        here = placed(other, topology)
+        found = Search(other, here, (size,)).best()
         assert found is not None, "a run goes on with it"
-        steps[codec] = found.step_s
+        steps[codec] = _step_s(found, other, here)
     limit_s = (1 + NEAR) * min(steps.values())
     near = [codec for codec in codecs if steps[codec] <= limit_s]
     codec = min(near, key=lambda each: RELATIVE_ERRORS[each])
