@@ -133,7 +133,8 @@ class Choice:
             step_s: Seconds, from a better source than the step model.
             usd_per_s: Price of all accelerators.
         """
-        usd = self.usd_per_step + usd_per_s * (step_s - self.step_s)
+        known_s = self.step_s if self.step_s < math.inf else 0.0
+        usd = self.usd_per_step + usd_per_s * (step_s - known_s)
         rest = self.rank[2 if objective == "cost" else 1 :]
         return dataclasses.replace(
             self, step_s=step_s, usd_per_step=usd, rank=rank_of(objective, step_s, usd, *rest)

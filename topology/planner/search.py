@@ -623,9 +623,13 @@ class SiteSet:
         timings: tuple[SiteTiming, ...],
         step_s: float,
     ) -> Choice:
-        """Return the choice with these decisions and cuts, and a step of `step_s`."""
+        """Return the choice with these decisions and cuts, and a step of `step_s`.
+
+        Infinite: it is too long to be known. Then the choice has the price of its egress alone.
+        """
         _, egress, lost = self._model(candidate, coding, sizing)
-        usd = self.usd_per_s * step_s + egress
+        is_known = step_s < math.inf
+        usd = egress + (self.usd_per_s * step_s if is_known else 0.0)
         places = (self._search.codecs.index(coding.codec), len(candidate.plan.trees))
         rest = (len(self._names), lost, *places, self._search.sizes.index(sizing))
         return Choice(
@@ -639,7 +643,7 @@ class SiteSet:
             step_s=step_s,
             modelled_s=step_s,
             usd_per_step=usd,
-            rank=rank_of(self._objective, step_s, usd, *rest),
+            rank=rank_of(self._objective, step_s, usd if is_known else math.inf, *rest),
         )
 
     def _decided_job(self, coding: Coding, sizing: Sizing) -> Job:
