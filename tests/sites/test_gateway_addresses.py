@@ -126,10 +126,14 @@ def test_where_any_port_will_do_there_is_always_a_neighbour(
 
 
 @pytest.fixture
-def free_ports() -> PortRange:
-    """As many as two gateways take, next to each other, below those that the system hands out."""
-    num_ports = 2 * GATEWAY_PORTS
-    for first in range(21000, 30000, 7):
+def free_ports(worker_id: str) -> PortRange:
+    """As many as two gateways take, next to each other, below those that the system hands out.
+
+    Tests run by several workers at once: each has a thousand ports of its own.
+    """
+    num_ports, worker = 2 * GATEWAY_PORTS, int(worker_id.removeprefix("gw").replace("master", "0"))
+    begin = 21000 + 1000 * (worker % 9)
+    for first in range(begin, begin + 1000 - num_ports, 7):
         with ExitStack() as stack:
             try:
                 for port in range(first, first + num_ports):
