@@ -188,11 +188,12 @@ async def _cannot_write(
 
 async def _is_written_again(journal: Journal, signalled: asyncio.Future[int]) -> bool:
     """Wait until the journal can be written; False: the process is to end before."""
-    while not signalled.done():
+    while True:
         await asyncio.wait([signalled], timeout=RETRY_S)
+        if signalled.done():
+            return False
         if journal.can_be_written():
             return True
-    return False
 
 
 async def _until_over(
