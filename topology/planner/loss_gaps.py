@@ -11,8 +11,8 @@ H up to 1,000 at 150 M parameters). `delayed` is not published: docs/measurement
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
+from collections.abc import Sequence
 
 from isthmus.topology.spec.regime import SYNC_EVERY, Regime
 
@@ -29,8 +29,8 @@ _GAPS = (
 _TENFOLD = 0.013
 """What rounds of ten times as many steps cost beside it: 0.007 from 30 to 100."""
 _DELAYED, _STALE = 0.011, 0.12
-"""Of `delayed`, and without looking ahead: the larger of two learning rates' gaps, at 0.5 million
-parameters. Larger models were not tried."""
+"""Gaps of `delayed`, and of it without looking ahead. Each is the larger one of two learning rates,
+at half a million parameters. Larger models were not tried."""
 
 
 def loss_gap(regime: Regime, parameters: float, sites: int) -> float:
@@ -50,14 +50,10 @@ def loss_gap(regime: Regime, parameters: float, sites: int) -> float:
     return _between(parameters, _PARAMETERS, columns) + _TENFOLD * longer
 
 
-def _between(
-    at: float, places: tuple[float, ...], values: tuple[float, ...] | list[float]
-) -> float:
+def _between(at: float, places: Sequence[float], values: Sequence[float]) -> float:
     """Interpolate over the logarithm, and beyond the ends; never below the least value."""
     index = min(max(bisect.bisect_left(places, at), 1), len(places) - 1)
-    (low, first), (high, last) = itertools.islice(
-        zip(places, values, strict=True), index - 1, index + 1
-    )
+    low, high = places[index - 1 : index + 1]
     share = math.log(at / low) / math.log(high / low)
-    found = first + (last - first) * share
+    found = values[index - 1] + (values[index] - values[index - 1]) * share
     return max(found, min(values))

@@ -41,11 +41,11 @@ class Timed:
     exchange_s: float
     """Seconds of an exchange that nothing hides."""
     parameters: float
-    """Of the model."""
+    """Parameters of the whole model."""
     parameters_of_rank: float
-    """Of a rank: those that it keeps an outer optimizer for."""
+    """Parameters for which one rank keeps an outer optimizer."""
     usd_per_s: float
-    """Of all accelerators."""
+    """Price of all accelerators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

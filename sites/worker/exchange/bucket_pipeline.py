@@ -57,7 +57,7 @@ from isthmus.sites.worker.exchange.slots import SharedTensors, Slots
 
 MAX_BUCKETS = 1 << 16
 """The most buckets of one round: 256 GiB at 4 MiB a bucket, which is the shipped setting."""
-_CAUSE_S = 3.0
+_CAUSE_S = 1.0
 """Time for the gateway to say, or show by its end, why another rank of the site has gone."""
 
 

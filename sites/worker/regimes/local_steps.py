@@ -82,8 +82,8 @@ class LocalSteps:
         }
         self._shards: Sequence[OuterShard] = ()
         """The outer optimizer's part of each bucket; none before the first step."""
-        self._tokens = 0.0
-        """This rank's since the latest round."""
+        self._tokens = [0.0] * regime.fragments
+        """This rank's tokens since each fragment was last in a round."""
         self._latest_tokens = 0.0
         """This rank's tokens in the latest round."""
         self._step = 0
@@ -156,10 +156,7 @@ class LocalSteps:
             {name: local_of(each) for name, each in grads.items() if each is not None}
         )
         if self._counts():
-            self._add_tokens(self._hook.latest.tokens)
-
-    def _add_tokens(self, tokens: float) -> None:
-        self._tokens += tokens
+            self._tokens = [each + self._hook.latest.tokens for each in self._tokens]
 
     def _before_step(self, *_: object) -> None:
         """Note what the first step begins with.
@@ -222,7 +219,8 @@ class LocalSteps:
     def _meet(self) -> None:
         """Have parameters be the global ones, by a round of all sites."""
         self._set_rates(self._shards)
-        self._latest_tokens = self._take_tokens()
+        self._latest_tokens = max(self._tokens)
+        self._tokens = [0.0] * len(self._tokens)
         with written(self._trained) as flats:
             self._landed.append(self._buckets.exchange(self._latest_tokens, flats, self._shards))
         self._has_moved = False
@@ -232,11 +230,6 @@ class LocalSteps:
         rates = Rates(*self._regime.outer_rates(self._step, self._num_sites()))
         for each in shards:
             each.rates = rates
-
-    def _take_tokens(self) -> float:
-        """Return this rank's tokens since the latest round, and count anew."""
-        tokens, self._tokens = self._tokens, 0.0
-        return tokens
 
     def after_end(self) -> None:
         """Do nothing: the round was in the step."""

@@ -18,17 +18,13 @@ From: Streaming DiLoCo (arXiv 2501.18512, algorithm 2).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch.optim import Optimizer
-
 from isthmus.sites.worker.exchange.rounds import Round
-from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
 from isthmus.sites.worker.regimes.local_steps import LocalSteps, written
-from isthmus.sites.worker.regimes.outer_buckets import OuterBucket, OuterBuckets, Pieces
-from isthmus.topology.spec.regime import Regime
+from isthmus.sites.worker.regimes.outer_buckets import OuterBucket, Pieces
 
 
 @dataclass(slots=True)
@@ -43,25 +39,12 @@ class _Sent:
 
 
 class Streaming(LocalSteps):
-    """One rank's part. For the training thread."""
+    """One rank's part of rounds of fragments. For the training thread."""
 
-    def __init__(
-        self,
-        hook: AgreedHook,
-        buckets: OuterBuckets,
-        optimizers: Sequence[Optimizer],
-        regime: Regime,
-        *,
-        num_sites: Callable[[], int],
-        counts: Callable[[], bool],
-    ) -> None:
-        """As `LocalSteps`."""
-        super().__init__(hook, buckets, optimizers, regime, num_sites=num_sites, counts=counts)
-        self._fragments: list[list[int]] = []
-        """Places of each one's buckets; none before the first step."""
-        self._tokens_of = [0.0] * regime.fragments
-        """This rank's tokens since each fragment was sent."""
-        self._sent: _Sent | None = None
+    _fragments: Sequence[Sequence[int]] = ()
+    """Places of each fragment's buckets; none before the first step."""
+    _sent: _Sent | None = None
+    """What is under way."""
 
     # ---------------------------------------------------------------- what others ask
 
@@ -107,7 +90,7 @@ class Streaming(LocalSteps):
         places = self._fragments[fragment]
         shards = [self._shards[place] for place in places]
         self._set_rates(shards)
-        tokens, self._tokens_of[fragment] = self._tokens_of[fragment], 0.0
+        tokens, self._tokens[fragment] = self._tokens[fragment], 0.0
         with written(self._trained) as flats:
             sent = [
                 (each, [piece.clone() for piece in self._buckets.pieces_of(each, flats)])
@@ -136,15 +119,6 @@ class Streaming(LocalSteps):
         if sent is not None and not sent.is_there and self._buckets.can_wait:
             self._buckets.wait_some(sent.round)
             sent.is_there = True
-
-    def _add_tokens(self, tokens: float) -> None:
-        self._tokens_of = [each + tokens for each in self._tokens_of]
-
-    def _take_tokens(self) -> float:
-        """Return this rank's tokens since the fragment was sent that has waited longest."""
-        tokens = max(self._tokens_of[: len(self._fragments)])
-        self._tokens_of = [0.0] * len(self._tokens_of)
-        return tokens
 
     # ---------------------------------------------------------------- state
 
