@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from pathlib import Path
 
 import click
@@ -24,6 +26,7 @@ from isthmus.orchestrator.cli.options import (
     set_option,
     sweep_option,
     timeout_option,
+    whole_rounds,
     with_output,
 )
 from isthmus.orchestrator.cli.output import Output
@@ -36,20 +39,22 @@ from isthmus.orchestrator.run_folder.home import new_run_id
 from isthmus.topology.spec.hashing import config_hash
 from isthmus.topology.spec.job import COMPUTES
 
+_STEPS = 20
+_WARMUP_STEPS = 5
+_ROUNDS = 2
+"""Least number of rounds that are measured."""
 _question_options = all_of(
     set_option,
     sweep_option,
     click.option(
         "--steps",
         type=click.IntRange(2, 100_000),
-        default=20,
-        help="Steps of each run that are measured: an even number.",
+        help=f"Steps of each run that are measured, an even number. [{_STEPS}; with rounds of several steps {_ROUNDS} of them at least]",
     ),
     click.option(
         "--warmup",
         type=click.IntRange(0, 100_000),
-        default=5,
-        help="Steps of each run before the first that is measured.",
+        help=f"Steps of each run before the first that is measured. [{_WARMUP_STEPS}; with rounds of several steps whole ones]",
     ),
     click.option(
         "--repeats", type=click.IntRange(1, 1000), default=5, help="How often each run is made."
@@ -88,8 +93,8 @@ def command(
     job: Path,
     overrides: tuple[str, ...],
     sweeps: tuple[str, ...],
-    steps: int,
-    warmup: int,
+    steps: int | None,
+    warmup: int | None,
     repeats: int,
     compute: str,
     no_exchange: bool,
@@ -106,7 +111,7 @@ def command(
     """
     if no_exchange and no_overlap:
         raise click.UsageError("--no-overlap has no use with --no-exchange: nothing crosses")
-    if steps % 2:
+    if steps is not None and steps % 2:
         raise click.UsageError(
             f"--steps: want an even number, got {steps}: where sites wait for each other, longer "
             "and shorter steps take turns, and only pairs of them have the mean"
@@ -120,12 +125,22 @@ def command(
         compute="modelled" if compute == "modelled" else "real",
         schedule="off" if no_exchange else "serial" if no_overlap else None,
         emulator=emulator,
-        warmup_steps=warmup,
-        steps=steps,
+        warmup_steps=_WARMUP_STEPS if warmup is None else warmup,
+        steps=_STEPS if steps is None else steps,
         repeats=repeats,
         sweeps=parse_sweeps(sweeps),
     )
     points = load_points(question, job, None)
+    round_steps = math.lcm(*(point.together.job.regime.sync_every for point in points))
+    if round_steps > 1:
+        # Part of a round would count as the whole: all that crosses does so at its end.
+        usual = max(_STEPS, _ROUNDS * round_steps)
+        question = dataclasses.replace(
+            question,
+            warmup_steps=whole_rounds("--warmup", warmup, _WARMUP_STEPS, round_steps),
+            steps=whole_rounds("--steps", steps, usual, math.lcm(2, round_steps)),
+        )
+        points = load_points(question, job, None)
     note_plans(output, points)
     name = name or f"{base.job.name}-{new_run_id()}"[-64:]
     path = bench_folder(home, name) / BENCH

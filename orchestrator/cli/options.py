@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -205,3 +206,18 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     run_argument = click.argument("run_id", metavar="[RUN]", required=False, default="")
     return all_of(run_argument, coordinator_option(), home_option, with_output)(chosen)
+
+
+def whole_rounds(option: str, value: int | None, usual: int, round_steps: int) -> int:
+    """Return a number of steps as it is given, else the usual one, raised to whole rounds.
+
+    Raises:
+        UsageError: the given one ends within a round, of which part would count as the whole.
+    """
+    if value is None:
+        return round_steps * math.ceil(usual / round_steps)
+    if value % round_steps:
+        raise click.UsageError(
+            f"{option}: want whole rounds, a multiple of their {round_steps} steps; got {value}"
+        )
+    return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from isthmus.orchestrator.cli.options import (
     name_option,
     set_option,
     sweep_option,
+    whole_rounds,
     with_output,
 )
 from isthmus.orchestrator.cli.output import Output
@@ -184,14 +184,15 @@ def _settings(
         UsageError: the options do not fit each other.
     """
     rounds = _rounds(local_steps, fragments, overlap_steps) or _rounds_of(regime)
-    least = _ROUNDS_MIN * rounds.steps if rounds else 0
-    warmup = _whole("--warmup", warmup, WARMUP_STEPS, rounds)
-    steps = _whole("--steps", steps, max(STEPS, least), rounds)
+    round_steps = rounds.steps if rounds else 1
+    least = _ROUNDS_MIN * round_steps if rounds else 0
+    warmup = whole_rounds("--warmup", warmup, WARMUP_STEPS, round_steps)
+    steps = whole_rounds("--steps", steps, max(STEPS, least), round_steps)
     outages = None
     if mtbf_s is not None:
         if mtbf_s <= 0:
             raise click.UsageError("--mtbf: want more than 0")
-        every = _whole("--checkpoint-every", checkpoint_every, CHECKPOINT_EVERY, rounds)
+        every = whole_rounds("--checkpoint-every", checkpoint_every, CHECKPOINT_EVERY, round_steps)
         outages = Outages(mtbf_s=mtbf_s, recovery_s=recovery_s, checkpoint_every=every)
     settings = Settings(
         steps=warmup + steps, seed=seed or 0, outages=outages, rounds=rounds, **others
@@ -235,19 +236,6 @@ def _refuse_other_rounds(points: Sequence[Point], regime: Regime) -> None:
             raise click.UsageError(
                 f"{point.said}it has other rounds than the job: simulate it by itself, with --set"
             )
-
-
-def _whole(option: str, value: int | None, usual: int, rounds: Rounds | None) -> int:
-    """Return a number of steps: as it is said, else what is usual, in whole rounds."""
-    if rounds is None:
-        return usual if value is None else value
-    if value is None:
-        return rounds.steps * math.ceil(usual / rounds.steps)
-    if value % rounds.steps:
-        raise click.UsageError(
-            f"{option}: want whole rounds, a multiple of their {rounds.steps} steps; got {value}"
-        )
-    return value
 
 
 @click.command("simulate")

@@ -32,8 +32,6 @@ class ChanceLosses:
     """Tells random losses of one link from those of a full queue, and estimates their rate."""
 
     def __init__(self) -> None:
-        self.overflowed_s = -math.inf
-        """When packets were last lost in a full queue."""
         self._counts: tuple[int, int] | None = None
         """Segments sent and retransmitted, at the latest sample; None: the link was idle."""
         self._full_s = -math.inf
@@ -82,8 +80,6 @@ class ChanceLosses:
         if is_full or (are_many and not knows_empty):
             self._full_s, self._num_looks = now_s, 0
         if now_s <= self._full_s + _ROOM_S:
-            if num_lost:
-                self.overflowed_s = now_s
             return num_lost > 0
         self._num_sent += num_sent
         if num_lost:

@@ -75,11 +75,9 @@ second."""
 _SLACK = 0.3
 _SLACK_FRAMES = 2
 """Without competing flows, the window is wider than one BDP by this part of it, and by this many
-frames. A frame counts in full until it is acknowledged, even if most of it has arrived."""
-_FEW_FRAMES = 3.0
-_OVERFLOWED_S = 10.0
-"""A queue often holds one BDP. If that is only a few frames, two frames beyond a BDP overflow it.
-So the slack is one frame for this long after an overflow."""
+frames. A frame counts in full until it is acknowledged, even if most of it has arrived. Measured at
+145 Mbit/s and 20 ms, which hold 1.4 frames of 256 KiB: with 2 on the way at most a round takes 1.35
+times the bound, with 3 1.18, with 4 1.06."""
 _RTT_MIN_S = 0.01
 """Shortest round trip that the window assumes. On shorter links, gateways take as long to
 acknowledge a frame as packets take to travel."""
@@ -165,9 +163,8 @@ class LinkWindow:
         if is_open or held_bytes >= self._most_bytes:
             return self._most_bytes
         num_back = bytes_per_s * path.back_s / frame_bytes
-        has_overflowed = now_s < self.losses.overflowed_s + _OVERFLOWED_S
-        num_more = 1 if has_overflowed and num_held < _FEW_FRAMES else _SLACK_FRAMES
-        alone = max(2.0, (1 + _SLACK) * num_held + num_back + num_more)
+        # Whole frames: a part of one would never leave.
+        alone = math.ceil((1 + _SLACK) * num_held + num_back + _SLACK_FRAMES)
         beside = max(2, round(_LEAVES * self._width * num_held))
         num_frames = self._free * alone + (1 - self._free) * beside
         return int(min(self._most_bytes, num_frames * frame_bytes))
