@@ -49,6 +49,7 @@ COMMANDS = {
     "coordinator": "Run a coordinator here, for agents that dial in.",
     "agent": "Run the agent of one site here.",
     "render": "Write what has Slurm or Kubernetes start the sites of a topology.",
+    "explain": "Say what an error code or an exit status means, and what to do.",
     "completion": "Print the completion script of a shell.",
 }
 """The commands, in the order of --help."""

@@ -80,7 +80,8 @@ class Output:
         self.note(f"{click.style('error:', fg='red', bold=True)} {error}")
         if isinstance(error.where, Mapping) and error.where.get("log_path"):
             self.note(f"log: {error.where['log_path']}")
-        self.note(f"{click.style('hint:', fg='cyan')} {error.hint}")
+        more = "" if error.code == "USAGE" else f" More: isthmus explain {error.code}"
+        self.note(f"{click.style('hint:', fg='cyan')} {error.hint}{more}")
         return error.exit_code
 
     def interrupted(self, exit_code: int) -> int:
