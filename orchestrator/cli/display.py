@@ -6,6 +6,8 @@ end.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,14 +26,24 @@ from isthmus.orchestrator.cli.views import (
     reason_code,
     where_of,
 )
-from isthmus.orchestrator.client.run_reader import read_summary
+from isthmus.orchestrator.client.run_reader import RunReader, read_summary
 from isthmus.orchestrator.evidence.view import formats
-from isthmus.orchestrator.evidence.view.live import LiveTable, plain_line
+from isthmus.orchestrator.evidence.view.alike import and_others, is_alike
+from isthmus.orchestrator.evidence.view.live import (
+    LiveTable,
+    current_phase,
+    noted,
+    plain_line,
+)
 from isthmus.orchestrator.evidence.view.summary import RunSummary
 from isthmus.orchestrator.interruption import INTERRUPTION
 from isthmus.protos.catalogue import CATALOGUE
 from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.failure import Failure
 
+FAILED = "failure.reported"
+"""The event of each failure that a site reports."""
 PLAIN_EVERY_S = 5.0
 """Between two plain lines of a run whose state stays the same."""
 
@@ -73,15 +85,18 @@ class NoteLines:
         """Return a line a note that is new, each with its time."""
         new = [each for each in run.noted if each.sequence > self._last]
         self._last = max([self._last, *(each.sequence for each in new)])
-        return [formats.note(each.wall_s, each.text) for each in new]
+        return noted(new, [site.site for site in run.sites])
 
 
 class PlainProgress:
-    """Prints a line when a run's state changes, and otherwise at most one each PLAIN_EVERY_S."""
+    """Prints a line when a run's state changes, or the phase in which it starts.
+
+    Otherwise at most one each PLAIN_EVERY_S.
+    """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._state = ""
+        self._state = ("", "")
         self._line = ""
         self._next_s = 0.0
         self._notes = NoteLines()
@@ -90,35 +105,56 @@ class PlainProgress:
         """Print what is noted at once, and a line about the run if one is due."""
         for note in self._notes.new(run):
             click.echo(note, err=True)
-        now_s, state, line = self._now_s(), formats.run_state(run), plain_line(run)
+        now_s, line = self._now_s(), plain_line(run)
+        state = (formats.run_state(run), current_phase(run))
         if state == self._state and (line == self._line or now_s < self._next_s):
             return
         self._state, self._line, self._next_s = state, line, now_s + PLAIN_EVERY_S
         click.echo(line, err=True)
 
 
-def print_run(run: control_pb2.Run) -> None:
+def print_run(run: control_pb2.Run, *, all_links: bool = False) -> None:
     """Print the table of a run on stdout."""
-    Console().print(LiveTable(run))
+    Console().print(LiveTable(run, all_links=all_links), crop=False)
 
 
-def finish(output: Output, run: control_pb2.Run) -> int:
+def finish(output: Output, run: control_pb2.Run, reader: RunReader) -> int:
     """Print how an ended run ended; return its exit status, 0 if it has plainly succeeded.
 
     Raises:
         CommandError: it has not succeeded; with the run's reason code.
     """
-    summary = read_summary(run)
+    summary, others = read_summary(run), _others(run, reader)
     if not output.as_json:
         if summary is None:
             print_run(run)
         else:
             failure = failure_view(run.failure) if run.HasField("failure") else None
-            Console().print(RunSummary({**summary, "failure": failure}))
+            if failure is not None:
+                failure["message"] = and_others(failure["message"], others)
+            Console().print(RunSummary({**summary, "failure": failure}), crop=False)
     if run.state == control_pb2.RUN_STATE_SUCCEEDED:
         exit_code = exit_code_of(run)
         if exit_code:
             output.note(f"hint: {CATALOGUE[run.reason_code].hint}")
         return output.result(outcome_view(run, summary), exit_code=exit_code)
     code = reason_code(run)
-    raise CommandError(code, run.reason or CATALOGUE[code].message, where_of(run))
+    message = and_others(run.reason or CATALOGUE[code].message, others)
+    raise CommandError(code, message, {**where_of(run), "others": others})
+
+
+def _others(run: control_pb2.Run, reader: RunReader) -> int:
+    """Return at how many other ranks and sites the same has failed as the run has ended of."""
+    if not run.HasField("failure"):
+        return 0
+    first, sites = run.failure, [site.site for site in run.sites]
+    alike = set()
+    with contextlib.suppress(IsthmusError):  # only its coordinator has them, and has gone
+        for event in reader.events(follow=False):
+            if event.kind != FAILED:
+                continue
+            other = Failure.from_json(json.loads(event.detail_json))
+            is_same = other.code == first.code and is_alike(other.message, first.message, sites)
+            if is_same and not other.is_collateral:
+                alike.add((other.site, other.rank))
+    return len(alike - {(first.site, first.rank)})

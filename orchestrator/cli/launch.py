@@ -231,4 +231,4 @@ def _follow(output: Output, folder: RunFolder, home: Path | None, deadline_s: fl
             run = control_pb2.Run()
             for run in reader.watch(deadline_s):
                 show(run)
-        return finish(output, run)
+        return finish(output, run, reader)

@@ -36,12 +36,17 @@ _RATE_S = 1.0
 @click.command("status")
 @run_options
 @click.option("--watch", is_flag=True, help="Show it until it has ended.")
-@click.option("--all", "every", is_flag=True, help="List all runs, newest first.")
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="Without RUN, list all runs, newest first. With RUN, show all of its links.",
+)
 def status(output: Output, choice: RunChoice, watch: bool, every: bool) -> int:
     """Show RUN, by default the latest. The exit status is 0 whatever the run's is: see wait."""
-    if every:
-        if choice.run_id or watch:
-            raise click.UsageError("--all takes neither RUN nor --watch")
+    if every and watch:
+        raise click.UsageError("--all does not go with --watch")
+    if every and not choice.run_id:
         runs = _all_runs(choice)
         text = "\n".join(run_line(run) for run in runs) or "no runs"
         return output.result({"runs": [run_view(run) for run in runs]}, text)
@@ -50,7 +55,7 @@ def status(output: Output, choice: RunChoice, watch: bool, every: bool) -> int:
     with reading(choice) as reader:
         run = _watch(output, reader) if watch else reader.get()
     if not output.as_json:
-        print_run(run)
+        print_run(run, all_links=every)
     return output.result(run_view(run))
 
 
@@ -147,7 +152,7 @@ def wait(output: Output, choice: RunChoice, timeout_s: float | None) -> int:
         for run in reader.watch(deadline_s):
             for line in notes.new(run):
                 output.note(line)
-        return finish(output, run)
+        return finish(output, run, reader)
 
 
 def _latest_step(run: control_pb2.Run) -> int:

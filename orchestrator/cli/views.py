@@ -55,6 +55,8 @@ def run_view(run: control_pb2.Run) -> dict[str, Any]:
         "created_wall_s": run.created_wall_s,
         "ended_wall_s": run.ended_wall_s or None,
         "active_s": run.active_s,
+        "num_steps": run.num_steps or None,
+        "loss_curve": list(run.loss_curve),
         "totals": dict(run.totals),
     }
 

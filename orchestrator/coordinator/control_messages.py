@@ -84,6 +84,8 @@ def run_message(
         active_s=progress.get("active_s", 0.0),
         priority=view.priority,
         position=position,
+        num_steps=view.num_steps,
+        loss_curve=progress.get("loss_curve", ()),
     )
 
 

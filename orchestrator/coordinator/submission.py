@@ -48,6 +48,12 @@ class Submission:
         sites = self.described.sites if self.spec.topology.emulate else self.spec.topology.sites
         return frozenset(site.name for site in sites)
 
+    @property
+    def _num_steps(self) -> int:
+        """How many steps the job makes; 0: its own script decides."""
+        job = self.spec.job
+        return job.trainer.steps if job.entrypoint is None and job.probe is None else 0
+
     def write(self, files: RunFiles) -> None:
         """Write what `submitted_before` reads.
 
@@ -65,6 +71,7 @@ class Submission:
             "folder": str(folder),
             "sites": list(self.spec.site_names),
             "begin_with": list(self.spec.first_sites),
+            "num_steps": self._num_steps,
             "links": [
                 {
                     "source": link.source,

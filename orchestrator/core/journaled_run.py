@@ -69,6 +69,7 @@ _NOTED = frozenset(
         "run.rolled_back",
         "run.waiting",
         "run.went_on",
+        "run.stopping",
         "run.ended",
         "clock.stepped",
     }
@@ -191,6 +192,11 @@ class JournaledRun:
     def links(self) -> tuple[Mapping[str, Any], ...]:
         """`source`, `target`, `bytes_per_s` and `rtt_s` of each, as configured."""
         return tuple(self.about.get("links", ()))
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps it makes; 0: its script decides."""
+        return int(self.about.get("num_steps", 0))
 
     @property
     def begin_with(self) -> tuple[str, ...]:

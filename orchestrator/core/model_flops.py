@@ -104,6 +104,11 @@ class ModelFlops:
         return Mfu(flops / peak_flops, self.flops_per_token is None) if peak_flops else None
 
     @property
+    def knows_tokens(self) -> bool:
+        """Whether the job itself says how many tokens a step has: the shipped trainer's."""
+        return self._job.entrypoint is None
+
+    @property
     def flops_per_token(self) -> float | None:
         """FLOPs of a forward and a backward pass for each token, as the job has them.
 
@@ -120,7 +125,7 @@ class ModelFlops:
 
     def _flops_per_token(self, report: ModelReport) -> float | None:
         """Return FLOPs of each token that a site counts; None: it counts none, or not known."""
-        if self._job.entrypoint is not None and not report.counts_tokens:
+        if not self.knows_tokens and not report.counts_tokens:
             return None
         if self.flops_per_token is not None:
             return self.flops_per_token

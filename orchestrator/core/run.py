@@ -752,7 +752,8 @@ class Run:
         reason = self._ending.verdict.reason
         self._ending.stopped_s = now_s
         self.state, self._failures.is_active = RunState.STOPPING, False
-        actions.append(RecordEvent("run.stopping", detail={"reason": reason}))
+        detail = {"reason": reason, "note": f"all sites are stopped: {reason}"}
+        actions.append(RecordEvent("run.stopping", detail=detail))
         actions += [self._stop(site, reason) for site in self._all() if site.may_have_processes]
         return actions
 

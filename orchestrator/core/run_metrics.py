@@ -7,6 +7,7 @@ the run: a curve of losses keeps every second point once it is full.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,10 @@ from isthmus.protos import metrics
 
 MAX_LOSSES = 4096
 """Points of the curve; a plot shows fewer."""
+CURVE_POINTS = 40
+"""Means that the curve has in a run's status: a terminal's line shows no more."""
+RECENT_STEPS = 20
+"""Steps over which the present time of a step is averaged."""
 OPEN_STEPS = 256
 """Steps for which some site's loss may be missing."""
 PARTS = {
@@ -45,6 +50,8 @@ class SiteMetrics:
     """Tokens that this site trained on, over the run."""
     step_s: float = 0.0
     """Time in its steps, over the run: without start-up and evaluation."""
+    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    """Times of its last steps."""
     times_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_TIMES, 0.0))
     """Sums over the run, by the names of protos/metrics.py: the step's parts, and what is beside
     them."""
@@ -181,6 +188,15 @@ class RunMetrics:
             metrics.WIRE_BYTES: sum(link.get(metrics.SENT_BYTES, 0.0) for link in links),
             metrics.RAW_BYTES: sum(link.get(metrics.RAW_BYTES, 0.0) for link in links),
         }
+        recent_s = [
+            math.fsum(self.sites[name].recent_s) / len(self.sites[name].recent_s)
+            for name in self._members & self.sites.keys()
+            if self.sites[name].recent_s
+        ]
+        if recent_s:
+            totals[metrics.STEP_S] = max(recent_s)
+        if self.counts_tokens is not None:
+            totals[metrics.COUNTS_TOKENS] = float(self.counts_tokens)
         if self.losses:
             totals[metrics.LOSS] = self.losses[-1][1]
         if self.held_out_loss is not None:
@@ -193,10 +209,33 @@ class RunMetrics:
             totals |= mfu.by_name
         return totals
 
+    @property
+    def counts_tokens(self) -> bool | None:
+        """Whether what sites tell as tokens are some; None: not known.
+
+        Of a script that counts none, each rank's step counts as one.
+        """
+        if not self._reports:
+            return None
+        is_shipped = self._flops is not None and self._flops.knows_tokens
+        return is_shipped or all(each.counts_tokens for each in self._reports.values())
+
+    def curve(self) -> list[float]:
+        """Return the losses as at most CURVE_POINTS means of equal parts, of what is finite."""
+        losses = [loss for _, loss in self.losses if math.isfinite(loss)]
+        if not losses:
+            return []
+        num_parts = min(CURVE_POINTS, len(losses))
+        ends = [index * len(losses) // num_parts for index in range(num_parts + 1)]
+        return [
+            math.fsum(losses[begin:end]) / (end - begin) for begin, end in itertools.pairwise(ends)
+        ]
+
     def progress(self) -> dict[str, Any]:
         """Return what people see of the metrics, as JSON values."""
         return {
             "totals": self.totals(),
+            "loss_curve": self.curve(),
             "sites": {
                 name: {"step": site.step, "latest": {**site.latest, **self._latest_mfu(name)}}
                 for name, site in self.sites.items()
@@ -214,6 +253,7 @@ class RunMetrics:
         site.latest = dict(values)
         site.tokens += values.get(metrics.SITE_TOKENS, 0.0)
         site.step_s += values.get(metrics.STEP_S, 0.0)
+        site.recent_s.append(values.get(metrics.STEP_S, 0.0))
         for name in _TIMES:
             site.times_s[name] += values.get(name, 0.0)
         self.last_step = max(self.last_step, step)
@@ -292,6 +332,7 @@ def summarise(
         "held_out_loss": measured.held_out_loss,
         "unigram_entropy": measured.unigram_entropy,
         "tokens": totals[metrics.TOKENS],
+        "counts_tokens": measured.counts_tokens,
         "tokens_per_s": _rate(totals[metrics.TOKENS], max(site.step_s for site in sites)),
         **_mfu(measured.mfu()),
         "noise_scale": totals.get(metrics.NOISE_SCALE),

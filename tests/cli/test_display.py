@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from isthmus.orchestrator.cli.display import PLAIN_EVERY_S, PlainProgress
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.views import event_line, event_view, run_line, run_view
 from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.live import MOST_LINKS
 from isthmus.protos.catalogue import ExitCode
 from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.failure import Failure
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_failed_run, a_run
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
@@ -51,6 +54,82 @@ def test_what_is_noted_is_a_line_at_once_and_once(capsys: pytest.CaptureFixture[
         f"{formats.clock(1_700_000_000.5)} note: b is lost",
         f"{formats.clock(1_700_000_002.5)} note: b is back",
     ]
+
+
+def test_without_a_terminal_each_phase_of_a_start_is_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show = PlainProgress(lambda: 100.0)
+    for states in (
+        *("ABSENT ABSENT", "JOINED ABSENT", "JOINED JOINED", "PREPARED JOINED"),
+        *("PREPARED PREPARED", "STARTING STARTING", "RUNNING RUNNING"),
+    ):
+        run = a_run("FORMING")
+        run.active_s = 0
+        for site, state in zip(run.sites, states.split(), strict=True):
+            site.state = control_pb2.SiteState.Value(f"SITE_STATE_{state}")
+            site.ClearField("latest")
+        show(run)
+    assert capsys.readouterr().err.splitlines() == [
+        "FORMING  agents 0 of 2 (waits for a, b)",
+        "FORMING  agents 2 of 2, gateways 0 of 2 (waits for a, b)",
+        "FORMING  agents 2 of 2, gateways 2 of 2, rendezvous 0 of 2 (waits for a, b)",
+        "FORMING  agents 2 of 2, gateways 2 of 2, rendezvous 2 of 2, first step",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("others", "shown"),
+    [
+        ([("b", 1)], ""),
+        ([("b", 1), ("b", 2)], "(and 1 other)"),
+        ([("b", 1), ("a", 0), ("a", 1)], "(and 2 others)"),
+    ],
+)
+def test_a_mistake_that_several_ranks_report_is_told_once(
+    isthmus: Isthmus, others: list[tuple[str, int]], shown: str
+) -> None:
+    run = a_failed_run("SCRIPT_FAILED")
+    run.failure.message = run.reason = "rank 1 of b: ValueError: no"
+    reported = [
+        Failure(
+            code="SCRIPT_FAILED",
+            message=f"rank {rank} of {site}: ValueError: no",
+            site=site,
+            rank=rank,
+        )
+        for site, rank in others
+    ]
+    reported += [
+        Failure(code="SCRIPT_FAILED", message="rank 7 of a: KeyError: x", site="a", rank=7),
+        Failure(code="PEER_LOST", message="rank 8 of a: ValueError: no", site="a", rank=8),
+    ]
+    events = [
+        control_pb2.Event(
+            sequence=at, kind="failure.reported", detail_json=json.dumps(each.to_json())
+        )
+        for at, each in enumerate(reported, start=1)
+    ]
+    scripted = ScriptedCoordinator(runs=[run], watched=[control_pb2.Run()], events=events)
+    with serving(scripted) as address:
+        told = isthmus("wait", "r1", "--coordinator", address)
+        where = isthmus("wait", "r1", "--coordinator", address, "--json").envelope["error"]["where"]
+    assert told.err.count("ValueError: no") == 1
+    assert f"ValueError: no {shown}".rstrip() + "\n" in told.err
+    assert where["others"] == len(others) - 1
+
+
+def test_all_links_of_a_run_are_shown_when_asked_for(isthmus: Isthmus) -> None:
+    run = a_run("ACTIVE", "mine")
+    for at in range(20):
+        run.links.add(source="b", target=f"s{at}", latest={"sent_bytes": 1e6 + at})
+    with serving(ScriptedCoordinator(runs=[run])) as address:
+        few = isthmus("status", "mine", "--coordinator", address)
+        every = isthmus("status", "mine", "--all", "--coordinator", address)
+    assert few.out.count("→") == MOST_LINKS
+    assert "and 15 more links: isthmus status mine --all" in few.out
+    assert every.out.count("→") == 21
+    assert "more links" not in every.out
 
 
 @pytest.mark.parametrize("command", ["wait", "status"])

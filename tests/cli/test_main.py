@@ -105,7 +105,7 @@ def test_no_command_shows_help_as_an_error(isthmus: Isthmus) -> None:
         (["logs", "--rank", "-1"], "logs", "-1"),
         (["status", "--coordinator", "nowhere"], "status", "HOST:PORT"),
         (["completion", "tcsh"], "completion", "tcsh"),
-        (["status", "--all", "r"], "status", "--all"),
+        (["status", "--all", "--watch"], "status", "--all"),
         (["validate"], "validate", "FILE"),
         (["validate", "--schema", "job", "x.yaml"], "validate", "--schema"),
         (["launch", "job.yaml", "--run-id", "../x"], "launch", "--run-id"),

@@ -4,7 +4,14 @@ from typing import Any
 from isthmus.orchestrator.core.epoch_record import detail_of
 from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
 from isthmus.orchestrator.core.run_events import RunState
-from isthmus.orchestrator.core.run_metrics import MAX_LOSSES, OPEN_STEPS, RunMetrics, summarise
+from isthmus.orchestrator.core.run_metrics import (
+    CURVE_POINTS,
+    MAX_LOSSES,
+    OPEN_STEPS,
+    RECENT_STEPS,
+    RunMetrics,
+    summarise,
+)
 from isthmus.topology.spec.epoch import Epoch
 from tests.fakes.run_worlds import GATHER
 
@@ -45,6 +52,40 @@ def test_memory_is_bounded_over_a_long_run() -> None:
     assert alone.losses[0] == (0, 1.0), "too late to count"
     alone.add("b", "step", 2 * OPEN_STEPS - 1, step(2.0, 1), {})
     assert alone.losses[-1] == (2 * OPEN_STEPS - 1, 1.5)
+
+
+def test_the_curve_of_a_status_is_short_and_of_what_is_finite() -> None:
+    measured = RunMetrics(("a",))
+    assert measured.progress()["loss_curve"] == []
+    for number in range(100 * CURVE_POINTS):
+        loss = math.nan if number == 5 else float(number)
+        measured.add("a", "step", number, step(loss, 1), {})
+        if number == 2:
+            assert measured.curve() == [0.0, 1.0, 2.0]
+    assert len(measured.curve()) == CURVE_POINTS
+    assert measured.curve() == sorted(measured.curve())
+
+
+def test_the_present_time_of_a_step_is_the_slowest_sites() -> None:
+    measured = RunMetrics(("a", "b", "c"))
+    assert "step_s" not in measured.totals()
+    measured.count(frozenset("ab"))
+    for number in range(3 * RECENT_STEPS):
+        is_warm = number >= RECENT_STEPS
+        measured.add("a", "step", number, step(1.0, 1, step_s=1.0 if is_warm else 9.0), {})
+        measured.add("b", "step", number, step(1.0, 1, step_s=2.0 if is_warm else 9.0), {})
+    measured.add("c", "step", 1, step(1.0, 1, step_s=50.0), {})
+    assert measured.totals()["step_s"] == 2.0
+
+
+def test_tokens_that_no_script_counts_are_said_to_be_none() -> None:
+    measured = RunMetrics(("a", "b"))
+    assert measured.counts_tokens is None
+    assert "counts_tokens" not in measured.totals()
+    measured.add("a", "model", 0, {"counts_tokens": 1.0}, {})
+    assert measured.totals()["counts_tokens"] == 1.0
+    measured.add("b", "model", 0, {"counts_tokens": 0.0}, {})
+    assert measured.totals()["counts_tokens"] == 0.0
 
 
 def test_a_loss_is_known_once_all_have_sent_it_that_take_part() -> None:

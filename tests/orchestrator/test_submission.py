@@ -49,6 +49,7 @@ def test_a_plans_decisions_are_in_the_spec_and_among_the_evidence() -> None:
     assert kept["job_overrides"][0] == "trainer.steps=7"
     assert 'reduction={"tree": "gather"}' in kept["job_overrides"]
     assert kept["sites"] == ["a", "c"]
+    assert kept["num_steps"] == 7
 
 
 @pytest.mark.parametrize(

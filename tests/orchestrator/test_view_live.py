@@ -1,12 +1,19 @@
 """The live table and the plain line, from runs with and without figures."""
 
 import io
+import itertools
 import re
 
 import pytest
 from rich.console import Console
 
-from isthmus.orchestrator.evidence.view.live import LiveTable, plain_line
+from isthmus.orchestrator.evidence.view.live import (
+    MOST_LINKS,
+    LiveTable,
+    current_phase,
+    plain_line,
+    start_phases,
+)
 from isthmus.protos.control.v1 import control_pb2
 
 STEP = {
@@ -47,9 +54,11 @@ def run(**changed: object) -> control_pb2.Run:
     return made
 
 
-def render(shown: control_pb2.Run, width: int = 80, **options: bool) -> str:
+def render(
+    shown: control_pb2.Run, width: int = 80, *, all_links: bool = False, **options: bool
+) -> str:
     console = Console(file=io.StringIO(), width=width, **options)  # type: ignore[arg-type]
-    console.print(LiveTable(shown))
+    console.print(LiveTable(shown, all_links=all_links), crop=False)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -100,12 +109,7 @@ def test_columns_without_figures_are_left_out() -> None:
     )
     assert rows(render(forming)) == [
         ["r1", "n", "FORMING"],
-        [""],
-        ["site", "state"],
-        ["eu", "prepared"],
-        [""],
-        ["link", "configured"],
-        ["eu → us", "8Mbit/s"],
+        ["agents 1 of 1, gateways 1 of 1, rendezvous 0 of 1 (waits for eu)"],
     ]
     assert rows(render(control_pb2.Run(run_id="r1"))) == [["r1", "UNKNOWN"]]
 
@@ -124,6 +128,110 @@ def test_a_narrow_terminal_loses_columns_and_cuts_no_number(width: int) -> None:
     whole = {cell for row in rows(render(run(), 200)) for cell in row}
     for row in rows(text)[-1:]:
         assert set(row) <= whole or "…" in row[0]
+
+
+def starting(*states: str) -> control_pb2.Run:
+    return control_pb2.Run(
+        run_id="r1",
+        state=control_pb2.RUN_STATE_FORMING,
+        sites=[
+            control_pb2.SiteStatus(site=f"s{at}", state=f"SITE_STATE_{state}")  # type: ignore[arg-type]
+            for at, state in enumerate(states)
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("states", "phase", "shown"),
+    [
+        (("ABSENT", "JOINED"), "agents", "agents 1 of 2 (waits for s0)"),
+        (("PREPARED", "JOINED"), "gateways", "agents 2 of 2, gateways 1 of 2 (waits for s1)"),
+        (("RUNNING", "STARTING"), "rendezvous", "rendezvous 1 of 2 (waits for s1)"),
+        (("RUNNING", "RUNNING"), "first", "rendezvous 2 of 2, first step"),
+        (("ABSENT",) * 7, "agents", "agents 0 of 7 (waits for s0, s1, s2, s3 and 3 more)"),
+    ],
+)
+def test_a_start_is_told_by_its_phases(states: tuple[str, ...], phase: str, shown: str) -> None:
+    forming = starting(*states)
+    assert current_phase(forming) == phase
+    assert start_phases(forming).endswith(shown)
+    assert "site" not in render(forming), "no table is empty"
+    assert not start_phases(run())
+    assert not current_phase(run())
+
+
+def test_where_the_jobs_steps_are_known_there_are_a_bar_and_the_time_that_is_left() -> None:
+    shown = run(num_steps=150, totals={"step_s": 0.5}, loss_curve=[4.0, 3.0, 2.0])
+    text = render(shown)
+    assert "step 120 of 150" in text
+    assert f"{'█' * 32}{'░' * 8} 80%, 15s left" in text
+    assert "loss █▅▁" in text
+    assert "step 120 of 150" in plain_line(shown)
+    narrow = render(shown, width=30)
+    assert max(len(line) for line in narrow.splitlines()) <= 30
+    ended = run(num_steps=150, state=control_pb2.RUN_STATE_SUCCEEDED)
+    assert "left" not in render(ended)
+    assert "80%" not in render(run()), "its script decides how many steps it makes"
+
+
+def test_a_stream_that_knows_ascii_only_gets_an_ascii_bar() -> None:
+    console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), width=80)
+    console.print(LiveTable(run(num_steps=150, loss_curve=[3.0, 2.0])))
+    console.file.flush()
+    assert isinstance(console.file, io.TextIOWrapper)
+    text = console.file.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    assert "#" * 32 + "." * 8 in text
+
+
+def test_uncounted_tokens_are_no_rate() -> None:
+    shown = run(totals={"counts_tokens": 0.0})
+    assert "2.44 steps/s" in plain_line(shown)
+    assert "tokens" not in render(shown)
+    shown.totals["counts_tokens"] = 1.0
+    assert "tokens/s" in plain_line(shown)
+    assert "steps/s" not in plain_line(shown)
+
+
+def test_what_sites_report_alike_is_told_once() -> None:
+    notes = [
+        control_pb2.Note(
+            sequence=at,
+            wall_s=1e9,
+            kind="site.trouble",
+            site=site,
+            text=f"site {site}: {at} GiB left",
+        )
+        for at, site in enumerate(("oregon", "frankfurt", "oregon"), start=1)
+    ]
+    notes.append(control_pb2.Note(sequence=9, wall_s=1e9, kind="site.lost", text="oregon is lost"))
+    text = render(run(noted=notes))
+    assert text.count("GiB left") == 1
+    assert "site oregon: 1 GiB left (and 2 others)" in text
+    assert "note: oregon is lost" in text
+
+
+def test_of_ten_sites_the_links_that_matter_are_shown() -> None:
+    shown = run()
+    del shown.links[:]
+    names = [f"s{at}" for at in range(10)]
+    for at, (source, target) in enumerate(itertools.permutations(names, 2)):
+        figures = {"throughput_bytes_per_s": 1e6 * (at + 1), "sent_bytes": 1e6 * (at % 80)}
+        shown.links.add(source=source, target=target, bytes_per_s=1e8, latest=figures)
+    text = render(shown)
+    assert text.count("→") == MOST_LINKS
+    for slowest in ("s0 → s1", "s0 → s2", "s0 → s3"):
+        assert slowest in text
+    for most_used in ("s8 → s7", "s8 → s6", "s8 → s5"):
+        assert most_used in text
+    assert "and 84 more links: isthmus status r1 --all" in text
+    assert render(shown, all_links=True).count("→") == 90
+
+
+def test_no_path_is_broken() -> None:
+    path = "/home/somebody/" + "/".join(f"folder-of-a-run-{at}" for at in range(8)) + "/rank1.log"
+    shown = run(state=control_pb2.RUN_STATE_FAILED, reason_code="X", reason=f"see {path} for more")
+    shown.noted.add(sequence=1, wall_s=1e9, kind="site.trouble", text=f"look at {path}")
+    assert render(shown).count(path) == 2
 
 
 def test_what_comes_from_elsewhere_steers_nothing() -> None:
@@ -183,7 +291,7 @@ def test_a_plain_line_says_it_all_in_one_line() -> None:
         site.ClearField("latest")
     forming.active_s = 0
     forming.ClearField("totals")
-    assert plain_line(forming) == "FORMING  oregon absent  frankfurt lost"
+    assert plain_line(forming) == "FORMING  agents 0 of 1 (waits for oregon)"
     failed = run(state=control_pb2.RUN_STATE_FAILED, reason_code="PEER_LOST", reason="no\nanswer")
     assert plain_line(failed).endswith("(13%)  PEER_LOST: no answer")
 

@@ -50,7 +50,7 @@ SUMMARY: dict[str, Any] = {
 def render(summary: dict[str, Any], width: int = 80, encoding: str = "utf-8") -> str:
     raw = io.BytesIO()
     with io.TextIOWrapper(raw, encoding=encoding) as stream:
-        Console(file=stream, width=width).print(RunSummary(summary))
+        Console(file=stream, width=width).print(RunSummary(summary), crop=False)
         stream.flush()
         return raw.getvalue().decode(encoding)
 
@@ -118,6 +118,34 @@ def test_a_run_that_failed_says_what_broke_first() -> None:
         "first failure: site virginia, rank 1, SIGKILL, a process was killed",
         "  log: /runs/r1/logs/virginia/rank1.log",
     ]
+
+
+def test_no_path_is_broken_and_what_was_stopped_is_told_once() -> None:
+    path = "/home/somebody/" + "/".join(f"folder-of-a-run-{at}" for at in range(8)) + "/rank1.log"
+    noted = [
+        {"wall_s": 1.0, "kind": "run.stopping", "site": "", "text": "all sites are stopped: why"},
+        {"wall_s": 1.0, "kind": "site.trouble", "site": "eu", "text": f"site eu: see {path}"},
+        {"wall_s": 1.0, "kind": "site.trouble", "site": "us", "text": f"site us: see {path}"},
+    ]
+    text = render(
+        {
+            "state": "FAILED",
+            "reason_code": "X",
+            "reason": f"why: {path}",
+            "noted": noted,
+            "sites": [{"site": "eu"}, {"site": "us"}],
+            "failure": {"message": f"see {path}", "log_path": path},
+        }
+    )
+    assert text.count(path) == 4
+    assert text.count("(and 1 other)") == 1
+    assert "stopped" not in text
+
+
+def test_uncounted_tokens_are_no_rate() -> None:
+    found = rows(render({**SUMMARY, "counts_tokens": False}))
+    assert ["speed", "4.96 steps/s"] in found
+    assert ["oregon"] in found
 
 
 def test_a_failure_without_rank_or_log_says_what_it_can() -> None:

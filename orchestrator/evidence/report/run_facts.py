@@ -159,6 +159,8 @@ class RunFacts:
     gaps: tuple[str, ...]
     mfu: float | None = None
     mfu_is_estimate: bool = False
+    counts_tokens: bool = True
+    """Whether tokens are some: not of a script that counts none."""
     noise_scale_tokens: float | None = None
     """orchestrator/core/noise_scale.py; None: the job does not ask for it."""
 
@@ -172,7 +174,14 @@ def run_facts(record: RunRecord) -> RunFacts:
         {} if not (record.job and record.topology) else planned_mfu(record.job, record.topology)
     )
     sites = tuple(
-        _site(name, each, record.topology, mfu=measured.mfu(name), planned_mfu=planned.get(name))
+        _site(
+            name,
+            each,
+            record.topology,
+            counts_tokens=measured.counts_tokens is not False,
+            mfu=measured.mfu(name),
+            planned_mfu=planned.get(name),
+        )
         for name, each in measured.sites.items()
     )
     links = tuple(_link(link, record, active_s) for link in run.links)
@@ -197,6 +206,7 @@ def run_facts(record: RunRecord) -> RunFacts:
         tokens_per_s=ratio(totals[metrics.TOKENS] or None, slowest_s),
         mfu=None if mfu is None else mfu.share,
         mfu_is_estimate=mfu is not None and mfu.is_estimate,
+        counts_tokens=measured.counts_tokens is not False,
         noise_scale_tokens=known(totals, metrics.NOISE_SCALE),
         step_s=max((site.step_s for site in sites if site.step_s is not None), default=None),
         exposed_share=ratio(
@@ -224,7 +234,12 @@ def run_facts(record: RunRecord) -> RunFacts:
         notes=tuple(
             NoteFacts(each.wall_s, each.text)
             for each in run.noted
-            if each.kind not in {"wan.fallback", "run.ended"}  # these stand elsewhere on the page
+            if each.kind
+            not in {
+                "wan.fallback",
+                "run.stopping",
+                "run.ended",
+            }  # these stand elsewhere on the page
         ),
         gaps=tuple(gaps),
     )
@@ -235,6 +250,7 @@ def _site(
     measured: SiteMetrics,
     topology: Topology | None,
     *,
+    counts_tokens: bool,
     mfu: Mfu | None,
     planned_mfu: float | None,
 ) -> SiteFacts:
@@ -252,7 +268,7 @@ def _site(
         num_ranks=described.num_ranks if described else None,
         accelerator=described.accelerator.name if described else None,
         num_steps=measured.num_steps,
-        tokens_per_s=ratio(measured.tokens or None, measured.step_s),
+        tokens_per_s=ratio(measured.tokens or None, measured.step_s) if counts_tokens else None,
         step_s=ratio(measured.step_s, measured.num_steps),
         parts_s={part: times_s[part] or 0.0 for part in PARTS},
         hidden_inter_s=times_s[metrics.HIDDEN_INTER_S],

@@ -82,7 +82,9 @@ def began(facts: RunFacts) -> str:
 def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
     """Return the run's figures: name, figure, and a line under it."""
     entropy = facts.unigram_entropy
-    spent = f"{formats.count(facts.tokens)} tokens, {facts.steps} steps"
+    spent = f"{facts.steps} steps"
+    if facts.counts_tokens:
+        spent = f"{formats.count(facts.tokens)} tokens, {spent}"
     if facts.active_s:
         spent += f" in {formats.duration(facts.active_s)}"
     loss_below = "" if entropy is None else f"unigram entropy {formats.loss(entropy)}"
@@ -98,8 +100,14 @@ def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
     of_peak = "of all accelerators' peak"
     if facts.mfu_is_estimate:
         of_peak += ", at 6 FLOPs a token and parameter"
+    steps_per_s = formats.ratio(1.0, facts.step_s)
+    pace = (
+        ("tokens a second", show(facts.tokens_per_s, formats.count), spent)
+        if facts.counts_tokens
+        else ("steps a second", show(steps_per_s, formats.count), spent)
+    )
     found = [
-        ("tokens a second", show(facts.tokens_per_s, formats.count), spent),
+        pace,
         ("MFU", _mfu(facts), of_peak),
         ("a step", show(facts.step_s, formats.duration), "mean of the slowest site"),
         ("WAN, exposed", show(facts.exposed_share, formats.share), "of the steps' time"),

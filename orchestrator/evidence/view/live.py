@@ -6,13 +6,15 @@ A curve in one line of text.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.alike import and_others, told_once
 from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
 from isthmus.orchestrator.evidence.view.formats import known, ratio, show
 from isthmus.protos import metrics
@@ -27,53 +29,176 @@ STYLES = {
 }
 """How a run's state is shown."""
 _OUT = frozenset({control_pb2.SITE_STATE_LOST, control_pb2.SITE_STATE_DROPPED})
-_UNFINISHED = frozenset({control_pb2.RUN_STATE_UNSPECIFIED, control_pb2.RUN_STATE_FORMING})
+_STARTING = frozenset({control_pb2.RUN_STATE_FORMING, control_pb2.RUN_STATE_ACTIVE})
+_WAITING = _STARTING | {control_pb2.RUN_STATE_UNSPECIFIED, control_pb2.RUN_STATE_QUEUED}
+"""States in which there is nothing in a table before the first step."""
+_PHASES = (
+    ("agents", control_pb2.SITE_STATE_JOINED),
+    ("gateways", control_pb2.SITE_STATE_PREPARED),
+    ("rendezvous", control_pb2.SITE_STATE_RUNNING),
+)
+"""How a run starts: the state that a site has at least when it has passed the phase."""
+_NAMED = 4
+"""Sites that are named one by one."""
+MOST_LINKS = 6
+STOPPING = "run.stopping"
+"""The note of why a run ends, which is its reason once it has."""
+_BAR_WIDTH = 40
+_LEAST_BAR = 10
 
 
 class LiveTable:
-    """Renders one state of a run; give rich's Live a new one for the next."""
+    """Renders one state of a run; give rich's Live a new one for the next.
 
-    def __init__(self, run: control_pb2.Run) -> None:
+    Paths are whole: print it with `crop=False`.
+    """
+
+    def __init__(self, run: control_pb2.Run, *, all_links: bool = False) -> None:
+        """With `all_links` every link is shown, else those that matter where there are many."""
         self._run = run
+        self._num_links = len(run.links) if all_links else MOST_LINKS
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        run = self._run
+        run, width = self._run, options.max_width
         heading = Text(f"{formats.words(run.run_id)}  {formats.words(run.name)}  ")
         state = formats.outcome(run)
         heading.append(state, style=STYLES.get(state, ""))
         yield heading
         if members := _members(run):
-            yield Text(members)
+            yield unbroken(members, width)
+        if bar := progress_bar(run, width, is_ascii=options.ascii_only):
+            yield Text(bar)
         if shown := _figures(run):
-            yield Text("  ".join(shown))
+            yield unbroken("  ".join(shown), width)
+        if curve := sparkline(run.loss_curve, width, ASCII if options.ascii_only else BLOCKS):
+            yield Text(f"loss {curve}")
+        if phases := start_phases(run):
+            yield unbroken(phases, width)
         if run.reason_code:
-            yield Text(f"{formats.words(run.reason_code)}: {formats.words(run.reason)}")
-        for note in run.noted:
-            yield Text(formats.note(note.wall_s, note.text), style="yellow")
-        if run.sites:
+            yield unbroken(f"{formats.words(run.reason_code)}: {formats.words(run.reason)}", width)
+        is_over = bool(run.reason_code)
+        notes = [each for each in run.noted if not (is_over and each.kind == STOPPING)]
+        for line in noted(notes, [site.site for site in run.sites]):
+            yield unbroken(line, width, style="yellow")
+        has_begun = run.state not in _WAITING or any(site.latest for site in run.sites)
+        if run.sites and has_begun:
             yield Text()
             yield _sites(run)
-        if run.links:
+        links = [
+            {
+                **link.latest,
+                "source": link.source,
+                "target": link.target,
+                "configured_bytes_per_s": link.bytes_per_s or None,
+            }
+            for link in run.links
+            if link.latest
+        ]
+        if links:
+            shown_links = links_that_matter(links, self._num_links)
             yield Text()
-            links = [
-                {
-                    **link.latest,
-                    "source": link.source,
-                    "target": link.target,
-                    "configured_bytes_per_s": link.bytes_per_s or None,
-                }
-                for link in run.links
-            ]
-            yield FittingTable(link_columns(links))
+            yield FittingTable(link_columns(shown_links))
+            if left := len(links) - len(shown_links):
+                run_id = formats.words(run.run_id)
+                yield Text(f"and {left} more links: isthmus status {run_id} --all", style="dim")
+
+
+def unbroken(text: str, width: int, style: str = "") -> Text:
+    """Return text in lines of whole words: a path may be longer than a line, and stays whole."""
+    lines = textwrap.wrap(text, max(1, width), break_long_words=False, break_on_hyphens=False)
+    return Text("\n".join(lines), style=style, no_wrap=True, overflow="ignore")
+
+
+def noted(notes: Iterable[control_pb2.Note], sites: Sequence[str]) -> list[str]:
+    """Return what is noted of a run, a line each; what several of its sites report alike, once."""
+    once = told_once(notes, lambda note: f"{note.kind} {note.site} {note.text}", sites)
+    return [formats.note(each.wall_s, and_others(each.text, more)) for each, more in once]
+
+
+def start_phases(run: control_pb2.Run) -> str:
+    """Return how far a run is that has begun with no step; empty once it has, or has ended.
+
+    `agents 3 of 3, gateways 2 of 3 (waits for b)`: the phases that are done, and the present one.
+    """
+    if run.state not in _STARTING or any(site.latest for site in run.sites):
+        return ""
+    awaited = [site for site in run.sites if site.state not in _OUT]
+    if not awaited:
+        return ""
+    told = []
+    for name, least in _PHASES:
+        missing = [formats.words(site.site) for site in awaited if not _is_past(site, least)]
+        told.append(f"{name} {len(awaited) - len(missing)} of {len(awaited)}")
+        if missing:
+            more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+            return f"{', '.join(told)} (waits for {', '.join(missing[:_NAMED])}{more})"
+    return f"{', '.join(told)}, first step"
+
+
+def current_phase(run: control_pb2.Run) -> str:
+    """Return the phase that a run is in which starts, by its first word; empty: it does not."""
+    return start_phases(run).partition(" (")[0].rpartition(", ")[2].partition(" ")[0]
+
+
+def _is_past(site: control_pb2.SiteStatus, least: int) -> bool:
+    return least <= site.state <= control_pb2.SITE_STATE_ENDED
+
+
+def progress_bar(run: control_pb2.Run, width: int, *, is_ascii: bool) -> str:
+    """Return a bar over the job's steps, and the time that is left; empty where not known."""
+    step = _step(run)
+    if step is None or not run.num_steps or run.state not in _STARTING:
+        return ""
+    share = min(1.0, step / run.num_steps)
+    left = f" {formats.share(share)}"
+    if (left_s := _left_s(run)) is not None:
+        left += f", {formats.duration(left_s)} left"
+    room = min(_BAR_WIDTH, width - len(left))
+    if room < _LEAST_BAR:
+        return left.strip()
+    full, empty = ("#", ".") if is_ascii else ("█", "░")
+    done = round(share * room)
+    return full * done + empty * (room - done) + left
+
+
+def _left_s(run: control_pb2.Run) -> float | None:
+    """Return the time to the end at the present pace."""
+    step_s, step = known(run.totals, metrics.STEP_S), _step(run)
+    if not step_s or step is None or not run.num_steps:
+        return None
+    return max(0, run.num_steps - step) * step_s
+
+
+def _step(run: control_pb2.Run) -> int | None:
+    """Return the last step; None before the first."""
+    return max((site.step for site in run.sites if site.latest), default=None)
+
+
+def links_that_matter(
+    links: Sequence[Mapping[str, Any]], num_links: int
+) -> list[Mapping[str, Any]]:
+    """Return the slowest links and those that carry most, half of each; in their order."""
+    if len(links) <= num_links:
+        return list(links)
+    places = range(len(links))
+    slow = sorted(places, key=lambda at: _rate_of(links[at]))
+    used = sorted(places, key=lambda at: -(known(links[at], metrics.SENT_BYTES) or 0.0))
+    kept = dict.fromkeys(slow[: num_links // 2])
+    for place in used:
+        if len(kept) < num_links:
+            kept[place] = None
+    return [links[place] for place in sorted(kept)]
+
+
+def _rate_of(link: Mapping[str, Any]) -> float:
+    return known(link, metrics.THROUGHPUT_BYTES_PER_S) or math.inf
 
 
 def plain_line(run: control_pb2.Run) -> str:
     """Return the run in one line: its state, its figures, and while it starts or ended, why."""
     parts = [formats.outcome(run), *_figures(run)]
-    if run.state in _UNFINISHED:
-        parts += [
-            f"{formats.words(site.site)} {formats.site_state(site).lower()}" for site in run.sites
-        ]
+    if phases := start_phases(run):
+        parts.append(phases)
     if run.reason_code:
         parts.append(f"{formats.words(run.reason_code)}: {formats.words(run.reason)}")
     return "  ".join(parts)
@@ -96,6 +221,7 @@ def _figures(run: control_pb2.Run) -> list[str]:
     latest = [site.latest for site in _counted(run)]
     loss = known(run.totals, metrics.LOSS)
     held_out_loss = known(run.totals, metrics.HELD_OUT_LOSS)
+    counts_tokens = _counts_tokens(run)
     tokens_per_s = sum(_tokens_per_s(values) or 0.0 for values in latest)
     step_s = max((known(values, metrics.STEP_S) or 0.0 for values in latest), default=0.0)
     exposed_s = max((known(values, metrics.EXPOSED_INTER_S) or 0.0 for values in latest), default=0)
@@ -103,12 +229,15 @@ def _figures(run: control_pb2.Run) -> list[str]:
     if run.active_s:
         parts.append(formats.duration(run.active_s))
     if any(site.latest for site in run.sites):
-        parts.append(f"step {max(site.step for site in run.sites)}")
+        of_steps = f" of {run.num_steps}" if run.num_steps else ""
+        parts.append(f"step {_step(run)}{of_steps}")
     if loss is not None:
         parts.append(f"loss {formats.loss(loss)}")
     if held_out_loss is not None:
         parts.append(f"held-out loss {formats.loss(held_out_loss)}")
-    if tokens_per_s:
+    if step_s and not counts_tokens:
+        parts.append(f"{formats.count(1 / step_s)} steps/s")
+    elif tokens_per_s:
         parts.append(f"{formats.count(tokens_per_s)} tokens/s")
     if (mfu := formats.mfu(_joint_mfu(latest))) != formats.UNKNOWN:
         parts.append(f"MFU {mfu}")
@@ -118,6 +247,11 @@ def _figures(run: control_pb2.Run) -> list[str]:
         percent = formats.share(exposed_s / step_s)
         parts.append(f"WAN {formats.duration(exposed_s)} a step ({percent})")
     return parts
+
+
+def _counts_tokens(run: control_pb2.Run) -> bool:
+    """Whether the script counts its tokens: else there is no rate of them."""
+    return known(run.totals, metrics.COUNTS_TOKENS) != 0
 
 
 def _counted(run: control_pb2.Run) -> list[control_pb2.SiteStatus]:
@@ -162,7 +296,8 @@ def _sites(run: control_pb2.Run) -> FittingTable:
     shares = [ratio(part, whole) for part, whole in zip(exposed_s, step_s, strict=True)]
     waits_s = [known(values, metrics.WAIT_S) for values in latest]
     counted = {site.site for site in _counted(run)}
-    rates = [_tokens_per_s(site.latest) if site.site in counted else None for site in run.sites]
+    has_rates = counted if _counts_tokens(run) else set()
+    rates = [_tokens_per_s(site.latest) if site.site in has_rates else None for site in run.sites]
     return FittingTable(
         [
             Column("site", [formats.words(site.site) for site in run.sites], is_text=True),

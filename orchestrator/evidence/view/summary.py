@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -12,8 +12,20 @@ from rich.text import Text
 from isthmus.orchestrator.core.run_metrics import PARTS
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
-from isthmus.orchestrator.evidence.view.formats import known, show
-from isthmus.orchestrator.evidence.view.live import ASCII, BLOCKS, STYLES, link_columns, sparkline
+from isthmus.orchestrator.evidence.view.formats import known, ratio, show
+from isthmus.orchestrator.evidence.view.live import (
+    ASCII,
+    BLOCKS,
+    MOST_LINKS,
+    STOPPING,
+    STYLES,
+    link_columns,
+    links_that_matter,
+    noted,
+    sparkline,
+    unbroken,
+)
+from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.failure import name_exit
 
 _CURVE_WIDTH = 40
@@ -28,11 +40,12 @@ class RunSummary:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         summary = self._summary
         yield _heading(summary)
-        for note in summary.get("noted") or []:
-            wall_s, text = known(note, "wall_s") or 0.0, note.get("text")
-            yield Text(formats.note(wall_s, formats.words(text)), style="yellow")
-        if failure := _failure(summary.get("failure")):
-            yield failure
+        if reason := formats.words(summary.get("reason")):
+            code = formats.words(summary.get("reason_code"))
+            yield unbroken(f"{code}: {reason}", options.max_width)
+        for line in _notes(summary):
+            yield unbroken(line, options.max_width, style="yellow")
+        yield from _failure(summary.get("failure"), options.max_width)
         facts = Table.grid(padding=(0, 2))
         width = max(8, min(_CURVE_WIDTH, options.max_width - 32))
         curve = _curve(summary.get("losses") or [], width, ASCII if options.ascii_only else BLOCKS)
@@ -43,10 +56,14 @@ class RunSummary:
             yield facts
         if sites := summary.get("sites"):
             yield Text()
-            yield _sites(sites)
+            yield _sites(sites, has_rates=summary.get("counts_tokens") is not False)
         if links := summary.get("links"):
             yield Text()
-            yield FittingTable(link_columns(links))
+            shown = links_that_matter(links, MOST_LINKS)
+            yield FittingTable(link_columns(shown))
+            if left := len(links) - len(shown):
+                run_id = formats.words(summary.get("run_id"))
+                yield Text(f"and {left} more links: isthmus status {run_id} --all", style="dim")
 
 
 def _heading(summary: Mapping[str, Any]) -> Text:
@@ -62,16 +79,29 @@ def _heading(summary: Mapping[str, Any]) -> Text:
         Text("" if steps is None else f"after {steps:.0f} steps"),
         Text(f"in {formats.duration(active_s)}" if active_s else ""),
     ]
-    heading = Text(" ").join(part for part in parts if part)
-    if reason := formats.words(summary.get("reason")):
-        heading.append(f"\n{reason_code}: {reason}")
-    return heading
+    return Text(" ").join(part for part in parts if part)
 
 
-def _failure(failure: Mapping[str, Any] | None) -> Text | None:
-    """Return what broke first: where, how, and which log tells more."""
+def _notes(summary: Mapping[str, Any]) -> list[str]:
+    """Return what was noted, a line each; why it was stopped is the reason of its end."""
+    notes = [
+        control_pb2.Note(
+            wall_s=known(each, "wall_s") or 0.0,
+            kind=str(each.get("kind")),
+            site=str(each.get("site")),
+            text=formats.words(each.get("text")),
+        )
+        for each in summary.get("noted") or []
+        if each.get("kind") != STOPPING
+    ]
+    sites = [str(site.get("site")) for site in summary.get("sites") or []]
+    return noted(notes, sites)
+
+
+def _failure(failure: Mapping[str, Any] | None, width: int) -> Iterator[Text]:
+    """Yield what broke first: where, how, and which log tells more."""
     if not failure:
-        return None
+        return
     rank, exit_code = failure.get("rank"), failure.get("exit_code")
     parts = [
         f"site {formats.words(failure.get('site'))}" if failure.get("site") else "",
@@ -79,11 +109,12 @@ def _failure(failure: Mapping[str, Any] | None) -> Text | None:
         name_exit(exit_code) if isinstance(exit_code, int) and exit_code else "",
         formats.words(failure.get("message")),
     ]
-    text = Text("first failure: ", style="bold red")
-    text.append(", ".join(part for part in parts if part), style="not bold")
+    said = ", ".join(part for part in parts if part)
+    text = unbroken(f"first failure: {said}", width, style="red")
+    text.stylize("bold", 0, len("first failure:"))
+    yield text
     if log_path := formats.words(failure.get("log_path")):
-        text.append(f"\n  log: {log_path}", style="not bold")
-    return text
+        yield Text(f"  log: {log_path}", style="red", no_wrap=True, overflow="ignore")
 
 
 def _curve(losses: Sequence[Sequence[float | None]], width: int, levels: str) -> str:
@@ -107,6 +138,9 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
     speed = f"{show(rate, formats.count)} tokens/s"
     if tokens is not None:
         speed += f", {formats.count(tokens)} tokens"
+    if summary.get("counts_tokens") is False:
+        steps_per_s = ratio((rate or 0.0) * (known(summary, "steps") or 0.0), tokens)
+        speed = f"{show(steps_per_s, formats.count)} steps/s"
     if (mfu := formats.mfu(summary)) != formats.UNKNOWN:
         speed += f", MFU {mfu}"
     sent = [known(link, "sent_bytes") for link in summary.get("links") or []]
@@ -139,8 +173,8 @@ def _time_split(split: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _sites(sites: Sequence[Mapping[str, Any]]) -> FittingTable:
-    rates = [known(site, "tokens_per_s") for site in sites]
+def _sites(sites: Sequence[Mapping[str, Any]], *, has_rates: bool) -> FittingTable:
+    rates = [known(site, "tokens_per_s") if has_rates else None for site in sites]
     return FittingTable(
         [
             Column("site", [formats.words(site.get("site")) for site in sites], is_text=True),

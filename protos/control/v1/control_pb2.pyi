@@ -1444,6 +1444,8 @@ class Run(google.protobuf.message.Message):
     MEMBERS_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     NOTED_FIELD_NUMBER: builtins.int
+    NUM_STEPS_FIELD_NUMBER: builtins.int
+    LOSS_CURVE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     name: builtins.str
     state: global___RunState.ValueType
@@ -1462,6 +1464,8 @@ class Run(google.protobuf.message.Message):
     position: builtins.int
     """position in the queue, from 1; 0: not queued"""
     epoch: builtins.int
+    num_steps: builtins.int
+    """steps that the job makes; 0: its script decides"""
     @property
     def failure(self) -> global___Failure:
         """the first failure that is no consequence, if any"""
@@ -1486,6 +1490,10 @@ class Run(google.protobuf.message.Message):
     def noted(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Note]:
         """the same notes, with their times"""
 
+    @property
+    def loss_curve(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """the curve of the loss so far, as at most 40 means of equal parts"""
+
     def __init__(
         self,
         *,
@@ -1509,9 +1517,11 @@ class Run(google.protobuf.message.Message):
         members: collections.abc.Iterable[builtins.str] | None = ...,
         epoch: builtins.int = ...,
         noted: collections.abc.Iterable[global___Note] | None = ...,
+        num_steps: builtins.int = ...,
+        loss_curve: collections.abc.Iterable[builtins.float] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["failure", b"failure"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "epoch", b"epoch", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "members", b"members", "name", b"name", "noted", b"noted", "notes", b"notes", "position", b"position", "priority", b"priority", "reason", b"reason", "reason_code", b"reason_code", "run_id", b"run_id", "sites", b"sites", "state", b"state", "totals", b"totals"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "epoch", b"epoch", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "loss_curve", b"loss_curve", "members", b"members", "name", b"name", "noted", b"noted", "notes", b"notes", "num_steps", b"num_steps", "position", b"position", "priority", b"priority", "reason", b"reason", "reason_code", b"reason_code", "run_id", b"run_id", "sites", b"sites", "state", b"state", "totals", b"totals"]) -> None: ...
 
 global___Run = Run
 
