@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from isthmus.orchestrator.cli import log_text
 from isthmus.orchestrator.cli.command_errors import CommandError
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.views import (
@@ -57,18 +58,30 @@ def live_on_stderr() -> Live | None:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[control_pb2.Run], None]]:
-    """Give a function that shows a run as it is now, on stderr."""
+def progress() -> Iterator[Callable[[control_pb2.Run | control_pb2.LogLine], None]]:
+    """Give a function that shows a run as it is now, or what a rank prints, on stderr."""
     live = live_on_stderr()
     if live is None:
-        yield PlainProgress()
-        return
-    notes = NoteLines()
+        plain = PlainProgress()
 
-    def show(run: control_pb2.Run) -> None:
-        for line in notes.new(run):
-            live.console.print(Text(line, style="yellow"))
-        live.update(LiveTable(run), refresh=True)
+        def show_plain(each: control_pb2.Run | control_pb2.LogLine) -> None:
+            if isinstance(each, control_pb2.Run):
+                plain(each)
+            else:
+                click.echo(log_text.shown(each.text, has_colour=False), err=True)
+
+        yield show_plain
+        return
+    notes, console = NoteLines(), live.console
+
+    def show(each: control_pb2.Run | control_pb2.LogLine) -> None:
+        if isinstance(each, control_pb2.LogLine):
+            text = log_text.shown(each.text, has_colour=not console.no_color)
+            console.print(Text.from_ansi(text), soft_wrap=True)
+            return
+        for line in notes.new(each):
+            console.print(Text(line, style="yellow"), soft_wrap=True)
+        live.update(LiveTable(each), refresh=True)
 
     with INTERRUPTION.holding(), live:
         yield show

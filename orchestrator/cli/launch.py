@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -90,6 +91,13 @@ class _ScriptCommand(click.Command):
     default=0,
     help="Of runs that wait for the same sites, the highest begins first.",
 )
+@click.option(
+    "--logs/--no-logs",
+    "wants_logs",
+    default=None,
+    show_default=False,
+    help="Print what rank 0 of the first site prints, on stderr. [on a terminal]",
+)
 @timeout_option(None, "Stop following after this long, as 90s; the run goes on.")
 @home_option
 @with_output
@@ -107,6 +115,7 @@ def command(
     seed: int | None,
     run_id: str | None,
     priority: int,
+    wants_logs: bool | None,
     timeout_s: float | None,
     home: Path | None,
 ) -> int:
@@ -137,8 +146,9 @@ def command(
     with INTERRUPTION.holding():  # whoever interrupts it is told whether there is a run
         name = run_id or new_run_id()
         folder = submit(pair, home_folder(home), name, coordinator, faults, priority)
+        logs_of = _first_site(pair) if _has_logs(wants_logs) else None
         try:
-            return _tell(output, folder, home, deadline_s, detach=detach)
+            return _tell(output, folder, home, deadline_s, logs_of, detach=detach)
         except KeyboardInterrupt as error:
             exit_code = INTERRUPTION.answer(error)
             output.note(
@@ -213,22 +223,48 @@ def _faults(
     return ["--faults", str(path.absolute()), *([] if seed is None else ["--seed", str(seed)])]
 
 
+def _has_logs(wants_logs: bool | None) -> bool:
+    return sys.stderr.isatty() if wants_logs is None else wants_logs
+
+
+def _first_site(pair: Pair) -> str:
+    placed = [each.site for each in pair.job.placement]
+    return (placed or [site.name for site in pair.topology.sites])[0]
+
+
 def _tell(
-    output: Output, folder: RunFolder, home: Path | None, deadline_s: float | None, *, detach: bool
+    output: Output,
+    folder: RunFolder,
+    home: Path | None,
+    deadline_s: float | None,
+    logs_of: str | None,
+    *,
+    detach: bool,
 ) -> int:
     """Print the run's id, and follow the run unless it is to be left alone."""
     output.text(folder.run_id)
     if not detach:
-        return _follow(output, folder, home, deadline_s)
+        return _follow(output, folder, home, deadline_s, logs_of)
     output.note(f"follow it: isthmus status {folder.run_id} --watch")
     data = {"run_id": folder.run_id, "folder": str(folder.path), "detached": True}
     return output.result(data)
 
 
-def _follow(output: Output, folder: RunFolder, home: Path | None, deadline_s: float | None) -> int:
+def _follow(
+    output: Output,
+    folder: RunFolder,
+    home: Path | None,
+    deadline_s: float | None,
+    logs_of: str | None,
+) -> int:
+    """Show a run to its end; with `logs_of`, what rank 0 of that site prints, too."""
     with reading(RunChoice(run_id=folder.run_id, home=home)) as reader:
         with progress() as show:
             run = control_pb2.Run()
-            for run in reader.watch(deadline_s):
-                show(run)
+            items: Iterator[control_pb2.Run | control_pb2.LogLine] = reader.watch(deadline_s)
+            if logs_of is not None:
+                items = reader.watch_with_logs(site=logs_of, rank=0, deadline_s=deadline_s)
+            for each in items:
+                show(each)
+                run = each if isinstance(each, control_pb2.Run) else run
         return finish(output, run, reader)

@@ -46,6 +46,11 @@ class Output:
         follows = not {"-f", "--follow", "--watch"}.isdisjoint(options)
         return cls(as_json="--json" in options, streaming=follows)
 
+    @property
+    def has_colour(self) -> bool:
+        """Whether what goes to stdout may have colours."""
+        return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and not self.as_json
+
     def text(self, text: str) -> None:
         """Print a part of the result for people; with --json, nothing."""
         if not self.as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 import time
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from isthmus.orchestrator.cli.options import run_options, timeout_option
+from isthmus.orchestrator.cli.options import DURATION, run_options, timeout_option
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.views import (
     event_line,
@@ -92,6 +93,8 @@ def _all_runs(choice: RunChoice) -> list[control_pb2.Run]:
     type=click.IntRange(1, 1_000_000),
     help="Only the last lines, this many of each source.",
 )
+@click.option("--since", "since_s", type=DURATION, help="Only lines of so long ago, as 5min.")
+@click.option("--grep", "wanted", metavar="TEXT", default="", help="Only lines with this text.")
 def logs(
     output: Output,
     choice: RunChoice,
@@ -99,13 +102,43 @@ def logs(
     site: str,
     rank: int | None,
     tail: int | None,
+    since_s: float | None,
+    wanted: str,
 ) -> int:
-    """Print RUN's logs, by default the latest's: `site/source | line`, `coordinator | line`."""
+    """Print RUN's logs by time, by default the latest's: `time site/source | line`."""
+    from_wall_s = None if since_s is None else time.time() - since_s
     with reading(choice) as reader:
         lines = reader.logs(
             follow=follow, site=site, rank=-1 if rank is None else rank, tail=tail or 0
         )
-        return _print_each(output, "line", lines, log_view, log_line, follow=follow)
+        kept = LogFilter(from_wall_s, wanted)
+        line = functools.partial(log_line, has_colour=output.has_colour)
+        code = _print_each(output, "line", filter(kept, lines), log_view, line, follow=follow)
+    if kept.num_late == 0 and kept.latest_wall_s and from_wall_s is not None:
+        output.note(f"nothing since then: the last line is of {formats.clock(kept.latest_wall_s)}")
+    return code
+
+
+class LogFilter:
+    """Tells which log lines are wanted: late ones, with a text."""
+
+    def __init__(self, from_wall_s: float | None, text: str) -> None:
+        """None: lines of any time; an empty text: whatever they say."""
+        self._from_wall_s = from_wall_s
+        self._text = text
+        self._is_late: dict[tuple[str, str], bool] = {}
+        self.latest_wall_s = 0.0
+        self.num_late = 0
+
+    def __call__(self, line: control_pb2.LogLine) -> bool:
+        """Whether a line is wanted; one without a time is as late as the line before it."""
+        source = (line.site, line.source)
+        self.latest_wall_s = max(self.latest_wall_s, line.wall_s)
+        if self._from_wall_s is not None and line.wall_s:
+            self._is_late[source] = line.wall_s >= self._from_wall_s
+        is_late = self._from_wall_s is None or self._is_late.get(source, False)
+        self.num_late += is_late
+        return is_late and self._text in line.text
 
 
 @click.command("events")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from isthmus.orchestrator.cli import log_text
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.formats import visible
 from isthmus.protos.catalogue import CATALOGUE, ExitCode
@@ -137,10 +138,11 @@ def log_view(line: control_pb2.LogLine) -> dict[str, Any]:
     }
 
 
-def log_line(line: control_pb2.LogLine) -> str:
-    """Return a log line with where it comes from before it."""
+def log_line(line: control_pb2.LogLine, *, has_colour: bool) -> str:
+    """Return a log line with its time and where it comes from before it."""
     source = f"{line.site}/{line.source}" if line.site else line.source
-    return visible(f"{source} | {line.text}")
+    stamp = f"{formats.clock(line.wall_s)} " if line.wall_s else ""
+    return visible(f"{stamp}{source} | ") + log_text.shown(line.text, has_colour=has_colour)
 
 
 def event_view(event: control_pb2.Event) -> dict[str, Any]:

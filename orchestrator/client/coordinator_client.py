@@ -11,10 +11,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import grpc
 
@@ -45,6 +45,17 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 
 Message = TypeVar("Message")
 Request = TypeVar("Request")
+Answer_co = TypeVar("Answer_co", covariant=True)
+
+
+class _Call(Protocol[Answer_co]):
+    """A streaming call that goes on."""
+
+    def __iter__(self) -> Iterator[Answer_co]:
+        """Yield its answers."""
+
+    def cancel(self) -> object:
+        """End it."""
 
 
 class CoordinatorUnreachableError(IsthmusError):
@@ -153,7 +164,23 @@ class Client:
             DeadlineExceededError: it has not when the monotonic clock shows `deadline_s`.
         """
         request = control_pb2.GetRunRequest(run_id=run_id)
-        yield from self._stream(self._stub.WatchRun, request, run_id, deadline_s)
+        yield from self._stream([self._stub.WatchRun(request)], run_id, deadline_s)
+
+    def watch_run_with_logs(
+        self, run_id: str, *, site: str, rank: int, deadline_s: float | None
+    ) -> Iterator[control_pb2.Run | control_pb2.LogLine]:
+        """Yield a run as `watch_run` does, and between them what one rank prints.
+
+        Raises:
+            DeadlineExceededError: as `watch_run`.
+        """
+        calls: list[_Call[control_pb2.Run | control_pb2.LogLine]] = [
+            self._stub.WatchRun(control_pb2.GetRunRequest(run_id=run_id)),
+            self._stub.ReadLogs(
+                control_pb2.ReadLogsRequest(run_id=run_id, follow=True, site=site, rank=rank)
+            ),
+        ]
+        yield from self._stream(calls, run_id, deadline_s)
 
     def read_logs(
         self, run_id: str, *, follow: bool, site: str, rank: int, tail: int
@@ -162,32 +189,38 @@ class Client:
         request = control_pb2.ReadLogsRequest(
             run_id=run_id, follow=follow, site=site, rank=rank, tail=tail
         )
-        yield from self._stream(self._stub.ReadLogs, request, run_id)
+        yield from self._stream([self._stub.ReadLogs(request)], run_id)
 
     def read_events(
         self, run_id: str, *, follow: bool, after: int = 0
     ) -> Iterator[control_pb2.Event]:
         """Yield events with a sequence above `after`; with `follow` until the run has ended."""
         request = control_pb2.ReadEventsRequest(run_id=run_id, follow=follow, after=after)
-        yield from self._stream(self._stub.ReadEvents, request, run_id)
+        yield from self._stream([self._stub.ReadEvents(request)], run_id)
 
     def _stream(
         self,
-        method: grpc.UnaryStreamMultiCallable[Request, Message],
-        request: Request,
+        calls: Sequence[_Call[Message]],
         run_id: str,
         deadline_s: float | None = None,
     ) -> Iterator[Message]:
-        """Yield what a streaming call answers. After a silence, check that somebody is there."""
-        call = method(request)
+        """Yield what streaming calls answer, until all have ended.
+
+        After a silence, check that somebody is there.
+        """
         items: queue.Queue[Message | grpc.RpcError | None] = queue.Queue(BUFFERED_MESSAGES)
         abandoned = threading.Event()
-        reader = threading.Thread(
-            target=_pump, args=(call, items, abandoned), name="stream-reader", daemon=True
-        )
-        reader.start()
+        readers = [
+            threading.Thread(
+                target=_pump, args=(call, items, abandoned), name="stream-reader", daemon=True
+            )
+            for call in calls
+        ]
+        for reader in readers:
+            reader.start()
+        num_open = len(calls)
         try:
-            while True:
+            while num_open:
                 wait_s = self._silence_s
                 if deadline_s is not None:
                     wait_s = min(wait_s, deadline_s - time.monotonic())
@@ -200,15 +233,18 @@ class Client:
                         self.get_run(run_id)
                     continue
                 if item is None:
-                    return
+                    num_open -= 1
+                    continue
                 if isinstance(item, grpc.RpcError):
                     with self._mapped():
                         raise item
                 yield item
         finally:
             abandoned.set()
-            call.cancel()
-            reader.join(self._call_s)
+            for call in calls:
+                call.cancel()
+            for reader in readers:
+                reader.join(self._call_s)
 
     def _ask(
         self, method: grpc.UnaryUnaryMultiCallable[Request, Message], request: Request

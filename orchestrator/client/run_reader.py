@@ -113,6 +113,32 @@ class RunReader:
                 self._require_gone(CoordinatorUnreachableError(self._client.address, "it hung up"))
         yield self._ended()
 
+    def watch_with_logs(
+        self, *, site: str, rank: int, deadline_s: float | None = None
+    ) -> Iterator[control_pb2.Run | control_pb2.LogLine]:
+        """Yield the run as `watch` does, and between them what one rank prints.
+
+        Raises:
+            DeadlineExceededError: as `watch`.
+        """
+        has_ended = False
+        if self._client is not None:
+            try:
+                for each in self._client.watch_run_with_logs(
+                    self.run_id, site=site, rank=rank, deadline_s=deadline_s
+                ):
+                    yield each
+                    has_ended |= isinstance(each, control_pb2.Run) and each.state in TERMINAL
+            except CoordinatorUnreachableError as error:
+                if not has_ended:
+                    self._require_gone(error)
+            else:
+                if not has_ended:
+                    gone = CoordinatorUnreachableError(self._client.address, "it hung up")
+                    self._require_gone(gone)
+        if not has_ended:
+            yield self._ended()
+
     def logs(
         self, *, follow: bool, site: str, rank: int, tail: int
     ) -> Iterator[control_pb2.LogLine]:
