@@ -51,7 +51,11 @@ def command(output: Output, name: str) -> int:
         "page": entry.page,
     }
     means = status_texts()[entry.exit_code]
-    shown = [f"{code}: {entry.message}", _wrapped(text), _filled(f"What to do: {entry.hint}")]
+    shown = [
+        _filled(f"{code}: {entry.message}"),
+        _wrapped(text),
+        _filled(f"What to do: {entry.hint}"),
+    ]
     return output.result(data, "\n\n".join([*shown, _filled(f"exit {entry.exit_code}: {means}")]))
 
 

@@ -203,11 +203,12 @@ def test_a_log_source_is_no_path(tmp_path: Path, source: str) -> None:
         log_files.LogWriter(tmp_path).append("a", [line])
 
 
-def test_a_log_line_does_not_steer_the_terminal() -> None:
+@pytest.mark.parametrize("has_colour", [False, True])
+def test_a_log_line_does_not_steer_the_terminal(has_colour: bool) -> None:
     text = "\x1b]0;owned\x07\x1b[2Jfine\tstill\x9b31m\u202e"
     line = control_pb2.LogLine(site="a", source="rank0", text=text)
-    shown = log_line(line)
-    assert shown == "a/rank0 | �]0;owned��[2Jfine\tstill�31m�"
+    shown = log_line(line, has_colour=has_colour)
+    assert shown == "a/rank0 | fine\tstill�31m�"
 
 
 @pytest.mark.parametrize("run_id", ["../x", "a/b", "/etc/x", ".", "..", "", "x\x1b[2J", "<b>x</b>"])

@@ -179,7 +179,7 @@ def test_a_stream_that_knows_ascii_only_gets_an_ascii_bar() -> None:
     console.print(LiveTable(run(num_steps=150, loss_curve=[3.0, 2.0])))
     console.file.flush()
     assert isinstance(console.file, io.TextIOWrapper)
-    text = console.file.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    text = console.file.buffer.getvalue().decode()
     assert "#" * 32 + "." * 8 in text
 
 
