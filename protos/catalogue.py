@@ -19,6 +19,7 @@ class ExitCode(IntEnum):
     CANCELLED = 6
     WITH_LOSSES = 7
     REFUSED = 8
+    NOT_MET = 9
     INTERNAL = 70
 
 
@@ -393,6 +394,12 @@ _ENTRIES = (
         "A run of a benchmark failed, or made fewer steps than were to be measured.",
         "See the run named; --resume makes what is missing.",
         ExitCode.JOB_FAILED,
+    ),
+    Entry(
+        "REQUIREMENT_NOT_MET",
+        "A benchmark has not reached what --require asks for.",
+        "See the figures above; `isthmus report NAME` has them with their intervals.",
+        ExitCode.NOT_MET,
     ),
     Entry(
         "PROTOCOL_VIOLATION",

@@ -122,13 +122,15 @@ def measured(
     tables: Callable[[RecordT], BenchTables],
     *,
     resume: str = "",
+    unmet: Callable[[RecordT], Sequence[str]] = lambda _: (),
 ) -> int:
     """Measure, and print an experiment's tables or its envelope; return the exit status.
 
-    `resume` says how to go on after a signal, where that can be.
+    `resume` says how to go on after a signal, where that can be. `unmet` says what was required and
+    is not so.
 
     Raises:
-        CommandError: a run failed.
+        CommandError: a run failed, or what is required is not met.
     """
     interrupted = None
     with INTERRUPTION.holding(), progress:
@@ -152,6 +154,10 @@ def measured(
             where |= {"run_id": run_id, "folder": str(path.parent / RUNS / run_id)}
         more = f", and {others} more" if others else ""
         raise CommandError("BENCHMARK_INCOMPLETE", f"{why}{more}", where)
+    if missed := unmet(experiment.bench):
+        raise CommandError(
+            "REQUIREMENT_NOT_MET", "; ".join(missed), {"bench": str(path), "unmet": list(missed)}
+        )
     return output.result(data)
 
 

@@ -18,6 +18,7 @@ from isthmus.orchestrator.cli.bench_folder import (
     resumed_folder,
 )
 from isthmus.orchestrator.cli.options import (
+    Parsed,
     all_of,
     emulator_option,
     home_option,
@@ -32,6 +33,11 @@ from isthmus.orchestrator.cli.options import (
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.documents import load_pair
 from isthmus.orchestrator.evidence.bench.bench_tables import scaling_tables
+from isthmus.orchestrator.evidence.bench.requirements import (
+    EXAMPLES,
+    Requirement,
+    parse_requirement,
+)
 from isthmus.orchestrator.evidence.bench.scaling import Scaling
 from isthmus.orchestrator.evidence.bench.sweep_settings import load_points, parse_sweeps
 from isthmus.orchestrator.evidence.record.bench_record import BENCH, Question
@@ -85,6 +91,13 @@ _question_options = all_of(
 @_question_options
 @name_option
 @click.option("--resume", is_flag=True, help="Go on with the benchmark of that --name.")
+@click.option(
+    "--require",
+    "requirements",
+    type=Parsed("requirement", parse_requirement),
+    multiple=True,
+    help=f"End with 9 where a setting does not reach this, as {EXAMPLES}. May be repeated.",
+)
 @timeout_option("30min", "A single run that takes longer has failed.")
 @home_option
 @with_output
@@ -102,6 +115,7 @@ def command(
     emulator: str | None,
     name: str | None,
     resume: bool,
+    requirements: tuple[Requirement, ...],
     timeout_s: float,
     home: Path | None,
 ) -> int:
@@ -119,6 +133,13 @@ def command(
     if resume and name is None:
         raise click.UsageError("--resume needs the --name of the benchmark")
     base = load_pair(job, overrides)
+    is_priced = any(link.egress_usd_per_byte for link in base.topology.links)
+    for each in requirements:
+        if each.is_of_money and not is_priced:
+            raise click.UsageError(
+                f"--require {each.text}: no link of {base.topology_path} has a price: give links "
+                "their `egress`, as 0.02USD/GB"
+            )
     question = Question(
         config_hash=config_hash(base.job, base.topology),
         overrides=overrides,
@@ -160,4 +181,11 @@ def command(
             watch=progress,
         )
         again = f"the same command with --name {name} --resume"
-        return measured(output, progress, scaling, scaling_tables, resume=again)
+        return measured(
+            output,
+            progress,
+            scaling,
+            scaling_tables,
+            resume=again,
+            unmet=lambda bench: [said for each in requirements for said in each.unmet(bench)],
+        )

@@ -48,6 +48,7 @@ def run_view(run: control_pb2.Run) -> dict[str, Any]:
                 "target": link.target,
                 "bytes_per_s": link.bytes_per_s,
                 "rtt_s": link.rtt_s,
+                "egress_usd_per_byte": link.egress_usd_per_byte or None,
                 "latest": dict(link.latest),
             }
             for link in run.links

@@ -85,6 +85,7 @@ def run_message(
         priority=view.priority,
         position=position,
         num_steps=view.num_steps,
+        codec=view.codec,
         loss_curve=progress.get("loss_curve", ()),
     )
 

@@ -65,6 +65,7 @@ class Submission:
 
     def to_json(self, folder: Path) -> dict[str, Any]:
         """Return what the journal keeps: enough to show the run without its documents."""
+        exchange = self.spec.job.exchange
         return {
             "name": self.spec.job.name,
             "priority": self.priority,
@@ -72,12 +73,14 @@ class Submission:
             "sites": list(self.spec.site_names),
             "begin_with": list(self.spec.first_sites),
             "num_steps": self._num_steps,
+            "codec": "" if exchange.codecs else exchange.codec,
             "links": [
                 {
                     "source": link.source,
                     "target": link.target,
                     "bytes_per_s": link.bytes_per_s,
                     "rtt_s": link.rtt_s,
+                    "egress_usd_per_byte": link.egress_usd_per_byte,
                 }
                 for link in self.spec.topology.links
             ],

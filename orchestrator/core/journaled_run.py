@@ -190,13 +190,18 @@ class JournaledRun:
 
     @property
     def links(self) -> tuple[Mapping[str, Any], ...]:
-        """`source`, `target`, `bytes_per_s` and `rtt_s` of each, as configured."""
+        """`source`, `target`, `bytes_per_s`, `rtt_s` and `egress_usd_per_byte` of each."""
         return tuple(self.about.get("links", ()))
 
     @property
     def num_steps(self) -> int:
         """How many steps it makes; 0: its script decides."""
         return int(self.about.get("num_steps", 0))
+
+    @property
+    def codec(self) -> str:
+        """The codec with which it began; empty: links have their own."""
+        return str(self.about.get("codec", ""))
 
     @property
     def begin_with(self) -> tuple[str, ...]:

@@ -336,6 +336,8 @@ def summarise(
         "tokens_per_s": _rate(totals[metrics.TOKENS], max(site.step_s for site in sites)),
         **_mfu(measured.mfu()),
         "noise_scale": totals.get(metrics.NOISE_SCALE),
+        "codec": view.codec,
+        "step_s": totals.get(metrics.STEP_S),
         "active_s": active_s,
         "time_split": _time_split(measured),
         "sites": [
@@ -382,6 +384,7 @@ def _link(configured: Mapping[str, Any], measured: RunMetrics) -> dict[str, Any]
         "configured_bytes_per_s": configured["bytes_per_s"],
         "rtt_s": latest.get(metrics.RTT_S),
         "configured_rtt_s": configured["rtt_s"],
+        "egress_usd_per_byte": configured.get("egress_usd_per_byte") or None,
     }
 
 

@@ -12,6 +12,7 @@ from isthmus.orchestrator.documents import Pair
 from isthmus.orchestrator.evidence.bench.experiment import Ended
 from isthmus.orchestrator.evidence.bench.recovery import RECOVERY
 from isthmus.orchestrator.evidence.record.bench_record import BENCH, Failed, read_bench
+from isthmus.protos.catalogue import ExitCode
 from tests.cli.conftest import Isthmus
 from tests.fakes.measured_runs import MeasuredRuns
 from tests.multiprocess.harness import Bench, bench, job_yaml, topology_yaml
@@ -89,6 +90,8 @@ def test_options_become_the_documents_of_runs(
         (["--steps", "0"], "USAGE", "--steps"),
         (["--steps", "9"], "USAGE", "an even number"),
         (["--compute", "guessed"], "USAGE", "--compute"),
+        (["--require", "efficency>=0.9"], "USAGE", "did you mean 'efficiency'"),
+        (["--require", "egress<=1.2 USD/day"], "USAGE", "no link of"),
         (["--sweep", "links.*.rtx=5ms,20ms"], "INVALID_CONFIG", "did you mean 'rtt'"),
         (["--sweep", "links.*.rtt"], "INVALID_CONFIG", "want PATH=V1,V2"),
         (["--resume", "--name", "nothing"], "REFUSED", "is not there"),
@@ -109,6 +112,25 @@ def test_what_cannot_be_asked_is_refused_before_anything_runs(
     assert word in done.envelope["error"]["message"]
     assert runs.pairs == []
     assert not list(home.glob("bench/*"))
+
+
+def test_a_requirement_that_is_not_met_has_an_exit_status_of_its_own(
+    isthmus: Isthmus, files: Path, home: Path, runs: MeasuredRuns
+) -> None:
+    topology = files / "topology.yaml"
+    topology.write_text(topology.read_text().replace("rtt: 62ms,", "rtt: 62ms, egress: 2USD/GB,"))
+    ask = ("bench", files / "job.yaml", "--repeats", "1", "--name", "mine")
+    missed = ("--require", "efficiency>=0.96", "--require", "egress<=0.000000001 USD/day")
+    assert isthmus(*ask, "--require", "efficiency>=0.5").code == 0
+    done = isthmus(*ask, "--resume", *missed)
+    assert done.code == ExitCode.NOT_MET
+    assert "0.500" in done.out
+    assert "efficiency>=0.96: measured 0.5" in done.err
+    assert "egress<=0.000000001 USD/day: measured" in done.err
+    error = isthmus(*ask, "--resume", *missed, "--json").envelope["error"]
+    assert error["code"] == "REQUIREMENT_NOT_MET"
+    assert len(error["where"]["unmet"]) == 2
+    assert isthmus(*ask, "--resume", "--require", "egress<=100000000 USD/day").code == 0
 
 
 def test_without_a_job_it_says_how_it_is_used(isthmus: Isthmus) -> None:

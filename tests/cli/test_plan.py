@@ -54,6 +54,25 @@ def test_a_plan_is_checked_by_itself(isthmus: Isthmus, plan: Path) -> None:
     assert "did you mean 'fp32'?" in done.err
 
 
+def test_what_crosses_has_a_price_where_links_have_one(isthmus: Isthmus, job: Path) -> None:
+    topology = job.parent / "topology.yaml"
+    assert "egress" not in isthmus("plan", job).out
+    topology.write_text(
+        topology.read_text().replace(
+            "100Mbit/s, rtt: 10ms}", "100Mbit/s, rtt: 10ms, egress: 20USD/GB}"
+        )
+    )
+    fp32 = isthmus("plan", job).out
+    (line,) = [each for each in fp32.splitlines() if each.startswith("egress: ")]
+    assert " a step, $" in line
+    assert "a day, $" in line
+    assert "for all of the job's steps" in line
+    assert "saves" not in line
+    assert "egress a step" in fp32
+    int8 = isthmus("plan", job, "--set", "exchange.codec=int8").out
+    assert "int8 instead of fp32 saves $" in int8
+
+
 @pytest.mark.no_cover  # it plans
 def test_simulations_predict_what_the_plan_does(isthmus: Isthmus, job: Path) -> None:
     # A codec whose ratio was measured once, a link whose emulated sites may open few connections.

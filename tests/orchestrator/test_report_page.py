@@ -152,6 +152,10 @@ def test_egress_is_priced(tmp_path: Path) -> None:
     sent = sum(link.sent_bytes or 0 for link in facts.links[:2])
     assert facts.egress_usd == pytest.approx(sent * 0.02e-9)
     assert "egress" in page_of(facts)
+    assert facts.egress is not None
+    assert facts.links[0].egress_usd_per_day is not None
+    assert "a step" in page_of(facts)
+    assert "instead of fp32 saves" in page_of(facts)
 
 
 @pytest.mark.slow

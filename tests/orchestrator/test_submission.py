@@ -50,6 +50,8 @@ def test_a_plans_decisions_are_in_the_spec_and_among_the_evidence() -> None:
     assert 'reduction={"tree": "gather"}' in kept["job_overrides"]
     assert kept["sites"] == ["a", "c"]
     assert kept["num_steps"] == 7
+    assert kept["codec"] == "int8"
+    assert all(each["egress_usd_per_byte"] == 0.0 for each in kept["links"])
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,18 @@ def test_it_explains_itself(made: dict[str, Any]) -> None:
     assert made["predicted"]["usd_per_step"] > 0
 
 
+def test_what_crosses_has_a_price_by_link_step_and_run(made: dict[str, Any]) -> None:
+    predicted, [link] = made["predicted"], made["links"]
+    usd = predicted["egress_usd_per_step"]
+    assert usd == pytest.approx(predicted["egress_bytes_per_step"] * 1e-10)
+    assert link["egress_usd_per_step"] == pytest.approx(usd)
+    assert predicted["egress_usd_per_run"] == pytest.approx(usd * JOB.trainer.steps, rel=1e-5)
+    assert predicted["fp32_egress_usd_per_step"] >= usd
+    free = make_plan(JOB, a_world([4e7, 2e7, 2e7], LINKS))
+    assert "egress_usd_per_step" not in free["predicted"]
+    assert "egress_usd_per_step" not in free["links"][0]
+
+
 def test_every_figure_has_an_origin(made: dict[str, Any]) -> None:
     links = [each for each in made["inputs"] if "→" in each["what"]]
     assert len(links) == 2 * 6

@@ -15,6 +15,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+from isthmus.topology.cost.money import egress_usd
 from isthmus.topology.model.step_model import StepModel
 from isthmus.topology.planner.choice import Choice, Coding, by_rank, is_clearly_better
 from isthmus.topology.planner.connections import first_connections
@@ -209,15 +210,16 @@ class Alternatives:
             )
         return rows
 
-    def links(self, model: StepModel) -> list[dict[str, Any]]:
-        """Return the links between sites that take part: utilisation, and the step if wider.
+    def links(self, model: StepModel, sync_every: int) -> list[dict[str, Any]]:
+        """Return the links between sites that take part: use, price, and the step if wider.
 
-        Decisions stay as they are.
+        Decisions stay as they are. What `model` sends crosses once in `sync_every` steps.
         """
         choice, search = self.choice, self.search
         job, topology = choice.job(search.job), choice.topology(search.topology)
         index = {site.name: site.index for site in topology.sites}
         rows: dict[frozenset[str], dict[str, Any]] = {}
+        sent = sent_bytes(topology, model)
         for link in topology.links:
             pair = frozenset((link.source, link.target))
             if pair in rows:
@@ -235,7 +237,19 @@ class Alternatives:
                 "step_s_with_one_more_gbit_s": min(choice.step_s, wider_s),
                 **_crossing(job, topology, choice.candidate.plan, link),
             }
+            ways = [hop for hop in sent if frozenset(hop) == pair]
+            if usd := egress_usd(topology, {hop: sent[hop] for hop in ways}):
+                rows[pair]["egress_usd_per_step"] = usd / sync_every
         return list(rows.values())
+
+
+def sent_bytes(topology: Topology, model: StepModel) -> dict[tuple[str, str], float]:
+    """Return the bytes that an exchange sends over each directed link, by the sites' names."""
+    names = {site.index: site.name for site in topology.sites}
+    return {
+        (names[source], names[target]): amount
+        for (source, target), amount in model.link_bytes.items()
+    }
 
 
 def even_split(job: Job, topology: Topology) -> Split:

@@ -67,6 +67,12 @@ class PredictedModel(Strict):
     tokens_per_s: Share
     egress_bytes_per_step: Share
     usd_per_step: Dollars
+    egress_usd_per_step: Dollars = 0.0
+    """US dollars of what a step sends; part of `usd_per_step`."""
+    fp32_egress_usd_per_step: Dollars = 0.0
+    """The same if all of it crossed as float32."""
+    egress_usd_per_run: Dollars | None = None
+    """For all steps of the job; absent: its script decides how many."""
 
 
 class AlternativeModel(Strict):
@@ -100,6 +106,8 @@ class LinkModel(Strict):
     connections: Annotated[int, Field(ge=0)] = 0
     """Number of connections that each two gateways begin with."""
     connections_because: Text = "not said"
+    egress_usd_per_step: Dollars = 0.0
+    """US dollars of what a step sends, both directions together."""
 
 
 class FrontModel(Strict):

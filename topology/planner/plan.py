@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from isthmus.topology.cost.money import egress_usd
 from isthmus.topology.model.step_model import StepModel
-from isthmus.topology.planner.alternatives import Alternatives
+from isthmus.topology.planner.alternatives import Alternatives, sent_bytes
 from isthmus.topology.planner.choice import Choice
 from isthmus.topology.planner.cuts import in_words
 from isthmus.topology.planner.explain import (
@@ -74,7 +75,7 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
         ],
         "alternatives": others.listed(),
         "sites": others.sites(),
-        "links": others.links(model),
+        "links": others.links(model, 1 if regime is None else regime.regime.sync_every),
         "inputs": inputs(search, choice),
     }
     if within:
@@ -147,7 +148,26 @@ def _predicted(
         "tokens_per_s": num_tokens(search.job) / step_s,
         "egress_bytes_per_step": math.fsum(model.link_bytes.values()) / period,
         "usd_per_step": choice.usd_per_step if regime is None else regime.usd_per_step,
+        **_egress(search, choice, model, period),
     }
+
+
+def _egress(search: Search, choice: Choice, model: StepModel, period: int) -> dict[str, float]:
+    """Return the price of what crosses: of a step, of one in float32, and of all steps."""
+    job, here = choice.job(search.job), choice.topology(search.topology)
+    exchange = dataclasses.replace(job.exchange, codec="fp32", codecs=())
+    as_fp32 = dataclasses.replace(job, exchange=exchange)
+    usd = egress_usd(here, sent_bytes(here, model)) / period
+    if not usd:
+        return {}
+    raw = StepModel(as_fp32, here, choice.candidate.plan)
+    prices = {
+        "egress_usd_per_step": usd,
+        "fp32_egress_usd_per_step": egress_usd(here, sent_bytes(here, raw)) / period,
+    }
+    if job.entrypoint is None:
+        prices["egress_usd_per_run"] = usd * job.trainer.steps
+    return prices
 
 
 def _inside(search: Search, choice: Choice) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from isthmus.orchestrator.evidence.record.run_record import RunRecord, detail_of
 from isthmus.orchestrator.evidence.record.step_timelines import StepTimeline, choose
 from isthmus.orchestrator.evidence.report.planned_mfu import planned_mfu
 from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.egress import PRICE, Egress, egress_of, link_costs
 from isthmus.orchestrator.evidence.view.formats import known, ratio
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
@@ -66,6 +67,8 @@ class LinkFacts:
     """float32 bytes over sent bytes."""
     rtt_s: float | None
     egress_usd: float | None
+    egress_usd_per_day: float | None
+    egress_usd_per_step: float | None
     lost_packets: float | None
     """By the emulator, as configured; like the next, None where the WAN is real."""
     dropped_packets: float | None
@@ -140,6 +143,8 @@ class RunFacts:
     sent_bytes: float | None
     ratio: float | None
     egress_usd: float | None
+    egress: Egress | None
+    """What `egress_usd` is a step and a day."""
     verified_steps: int | None
     sites: tuple[SiteFacts, ...]
     links: tuple[LinkFacts, ...]
@@ -184,11 +189,11 @@ def run_facts(record: RunRecord) -> RunFacts:
         )
         for name, each in measured.sites.items()
     )
-    links = tuple(_link(link, record, active_s) for link in run.links)
+    step_s = max((site.step_s for site in sites if site.step_s is not None), default=None)
+    links = tuple(_link(link, record, active_s, step_s) for link in run.links)
     totals, mfu = measured.totals(), measured.mfu()
     sent_bytes = totals[metrics.WIRE_BYTES] or None
-    gaps = list(record.gaps)
-    priced = [link.egress_usd for link in links if link.egress_usd is not None]
+    gaps, egress = list(record.gaps), _egress(record, active_s, step_s)
     slowest_s = max((each.step_s for each in measured.sites.values()), default=0.0)
     losses = tuple(each for each in measured.losses if math.isfinite(each[1]))
     return RunFacts(
@@ -208,7 +213,7 @@ def run_facts(record: RunRecord) -> RunFacts:
         mfu_is_estimate=mfu is not None and mfu.is_estimate,
         counts_tokens=measured.counts_tokens is not False,
         noise_scale_tokens=known(totals, metrics.NOISE_SCALE),
-        step_s=max((site.step_s for site in sites if site.step_s is not None), default=None),
+        step_s=step_s,
         exposed_share=ratio(
             sum(each.times_s[metrics.EXPOSED_INTER_S] for each in measured.sites.values()),
             sum(each.step_s for each in measured.sites.values()),
@@ -219,7 +224,8 @@ def run_facts(record: RunRecord) -> RunFacts:
         unigram_entropy=measured.unigram_entropy,
         sent_bytes=sent_bytes,
         ratio=ratio(totals[metrics.RAW_BYTES] or None, sent_bytes),
-        egress_usd=sum(priced) if priced else None,
+        egress_usd=None if egress is None else egress.usd,
+        egress=egress,
         verified_steps=None if verified_steps is None else int(verified_steps),
         sites=sites,
         links=links,
@@ -280,12 +286,32 @@ def _site(
     )
 
 
-def _link(link: control_pb2.LinkStatus, record: RunRecord, active_s: float | None) -> LinkFacts:
+def _price(record: RunRecord, source: str, target: str) -> float:
+    described = record.topology.link(source, target) if record.topology else None
+    return described.egress_usd_per_byte if described else 0.0
+
+
+def _egress(record: RunRecord, active_s: float | None, step_s: float | None) -> Egress | None:
+    exchange = record.job.exchange if record.job else None
+    links = [
+        {**latest, PRICE: _price(record, source, target)}
+        for (source, target), latest in record.measured.links.items()
+    ]
+    codec = "" if exchange is None or exchange.codecs else exchange.codec
+    return egress_of(links, active_s=active_s, step_s=step_s, codec=codec)
+
+
+def _link(
+    link: control_pb2.LinkStatus,
+    record: RunRecord,
+    active_s: float | None,
+    step_s: float | None,
+) -> LinkFacts:
     latest = record.measured.links.get((link.source, link.target), {})
     sent_bytes = known(latest, metrics.SENT_BYTES) or None
     throughput = known(latest, metrics.THROUGHPUT_BYTES_PER_S) or None
-    described = record.topology.link(link.source, link.target) if record.topology else None
-    price = described.egress_usd_per_byte if described else 0.0
+    price = _price(record, link.source, link.target)
+    costs = link_costs({**latest, PRICE: price}, active_s, step_s)
     busy = ratio(known(latest, metrics.BUSY_S) or None, active_s)
     emulated = record.emulated.get((link.source, link.target))
     return LinkFacts(
@@ -299,7 +325,9 @@ def _link(link: control_pb2.LinkStatus, record: RunRecord, active_s: float | Non
         sent_bytes=sent_bytes,
         ratio=ratio(known(latest, metrics.RAW_BYTES) or None, sent_bytes),
         rtt_s=known(latest, metrics.RTT_S),
-        egress_usd=price * (sent_bytes or 0.0) if price else None,
+        egress_usd=costs.get("egress_usd"),
+        egress_usd_per_day=costs.get("egress_usd_per_day"),
+        egress_usd_per_step=costs.get("egress_usd_per_step"),
         lost_packets=emulated[-1].lost_packets if emulated else None,
         dropped_packets=emulated[-1].dropped_packets if emulated else None,
     )

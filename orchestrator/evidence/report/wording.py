@@ -119,8 +119,11 @@ def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
         batch = facts.tokens / facts.steps if facts.steps else 0.0
         figure = f"{formats.count(facts.noise_scale_tokens)} tokens"
         found.append(("gradient noise scale", figure, f"a batch has {formats.count(batch)}"))
-    if facts.egress_usd is not None:
-        found.append(("egress", formats.dollars(facts.egress_usd), "at the prices of the topology"))
+    if (egress := facts.egress) is not None and egress.usd is not None:
+        below = f"{egress.in_words().partition(', ')[2]}, at the prices of the topology"
+        if comparison := egress.comparison():
+            below += f"; {comparison}"
+        found.append(("egress", formats.dollars(egress.usd), below))
     if facts.verified_steps:
         found.append(("parameters equal", str(facts.verified_steps), "steps checked, bit for bit"))
     return [entry for entry in found if entry[1] != formats.UNKNOWN]

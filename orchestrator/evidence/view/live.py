@@ -15,6 +15,7 @@ from rich.text import Text
 
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.alike import and_others, told_once
+from isthmus.orchestrator.evidence.view.egress import PRICE, egress_of, link_costs
 from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
 from isthmus.orchestrator.evidence.view.formats import known, ratio, show
 from isthmus.protos import metrics
@@ -84,16 +85,9 @@ class LiveTable:
         if run.sites and has_begun:
             yield Text()
             yield _sites(run)
-        links = [
-            {
-                **link.latest,
-                "source": link.source,
-                "target": link.target,
-                "configured_bytes_per_s": link.bytes_per_s or None,
-            }
-            for link in run.links
-            if link.latest
-        ]
+        links = _link_figures(run)
+        if cost := egress_of(links, active_s=run.active_s, step_s=_step_s(run), codec=run.codec):
+            yield unbroken(f"egress {cost.line()}", width)
         if links:
             shown_links = links_that_matter(links, self._num_links)
             yield Text()
@@ -101,6 +95,26 @@ class LiveTable:
             if left := len(links) - len(shown_links):
                 run_id = formats.words(run.run_id)
                 yield Text(f"and {left} more links: isthmus status {run_id} --all", style="dim")
+
+
+def _step_s(run: control_pb2.Run) -> float | None:
+    return known(run.totals, metrics.STEP_S)
+
+
+def _link_figures(run: control_pb2.Run) -> list[dict[str, Any]]:
+    """Return the figures of each link that has some, as `link_columns` takes them."""
+    found = []
+    for link in run.links:
+        figures: dict[str, Any] = {
+            **link.latest,
+            "source": link.source,
+            "target": link.target,
+            "configured_bytes_per_s": link.bytes_per_s or None,
+            PRICE: link.egress_usd_per_byte or None,
+        }
+        if link.latest:
+            found.append({**figures, **link_costs(figures, run.active_s, _step_s(run))})
+    return found
 
 
 def unbroken(text: str, width: int, style: str = "") -> Text:
@@ -163,7 +177,7 @@ def progress_bar(run: control_pb2.Run, width: int, *, is_ascii: bool) -> str:
 
 def _left_s(run: control_pb2.Run) -> float | None:
     """Return the time to the end at the present pace."""
-    step_s, step = known(run.totals, metrics.STEP_S), _step(run)
+    step_s, step = _step_s(run), _step(run)
     if not step_s or step is None or not run.num_steps:
         return None
     return max(0, run.num_steps - step) * step_s
@@ -345,12 +359,14 @@ def link_columns(links: Sequence[Mapping[str, Any]]) -> list[Column]:
         each("use", formats.share, metrics.THROUGHPUT_BYTES_PER_S, "configured_bytes_per_s"),
         each("busy", formats.share, "busy"),
         each("sent", formats.size, metrics.SENT_BYTES),
+        each("egress", formats.dollars, "egress_usd"),
+        each("a day", formats.dollars, "egress_usd_per_day"),
+        each("a step", formats.dollars, "egress_usd_per_step"),
         each("ratio", formats.factor, metrics.RAW_BYTES, metrics.SENT_BYTES),
         each("RTT", formats.duration, metrics.RTT_S),
         each("set to", formats.duration, "configured_rtt_s"),
         each("lost", formats.count, "lost_packets"),
         each("dropped", formats.count, "dropped_packets"),
-        each("egress", formats.dollars, "egress_usd"),
     ]
 
 

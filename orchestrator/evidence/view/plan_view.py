@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.egress import DAY_S, Egress
 from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
 
 WIDTH = 110
@@ -33,6 +34,8 @@ def shown(plan: Mapping[str, Any]) -> str:
         f"{predicted['efficiency']:.3f}"
         + (f", {predicted['usd_per_step']:.4g} USD a step" if predicted["usd_per_step"] else ""),
     ]
+    if cost := _egress(plan):
+        parts[-1] += f"\negress: {cost}"
     if plan["links"]:
         parts.append(_table(_links(plan)))
     if plan["alternatives"]:
@@ -106,6 +109,24 @@ def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
         yield path, value
 
 
+def _egress(plan: Mapping[str, Any]) -> str:
+    """Return what crosses costs; empty where links have no price."""
+    predicted, exchange = plan["predicted"], plan["decisions"]["exchange"]
+    usd, of_run = predicted.get("egress_usd_per_step"), predicted.get("egress_usd_per_run")
+    if not usd:
+        return ""
+    a_day = DAY_S / predicted["step_s"]
+    cost = Egress(
+        usd=None,
+        usd_per_step=usd,
+        usd_per_day=usd * a_day,
+        fp32_usd_per_day=predicted["fp32_egress_usd_per_step"] * a_day,
+        codec="" if exchange.get("codecs") else exchange["codec"],
+    )
+    whole = "" if of_run is None else f", {formats.dollars(of_run)} for all of the job's steps"
+    return f"{cost.in_words()}{whole}" + (f"; {said}" if (said := cost.comparison()) else "")
+
+
 def _sites(plan: Mapping[str, Any]) -> list[Column]:
     step_s, sites = plan["predicted"]["step_s"], plan["sites"]
     return [
@@ -160,11 +181,19 @@ def _links(plan: Mapping[str, Any]) -> list[Column]:
         ),
         Column("connections", [str(each["connections"] or formats.UNKNOWN) for each in links]),
         Column("busy", [formats.share(each["busy"]) for each in links]),
+        Column("egress a step", [_dollars(each, 1.0) for each in links]),
+        Column("a day", [_dollars(each, DAY_S / step_s) for each in links]),
         Column(
             "step with 1 Gbit/s more",
             [_gained(each["step_s_with_one_more_gbit_s"], step_s) for each in links],
         ),
     ]
+
+
+def _dollars(link: Mapping[str, Any], num_steps: float) -> str:
+    """Return what a link costs in so many steps; a dash where it has no price."""
+    usd = link.get("egress_usd_per_step")
+    return formats.dollars(usd * num_steps) if usd else formats.UNKNOWN
 
 
 def _gained(other_s: float, step_s: float) -> str:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from isthmus.orchestrator.core.run_metrics import PARTS
 from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.egress import egress_of, link_costs
 from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
 from isthmus.orchestrator.evidence.view.formats import known, ratio, show
 from isthmus.orchestrator.evidence.view.live import (
@@ -57,9 +58,10 @@ class RunSummary:
         if sites := summary.get("sites"):
             yield Text()
             yield _sites(sites, has_rates=summary.get("counts_tokens") is not False)
-        if links := summary.get("links"):
-            yield Text()
+        if summary.get("links"):
+            links = _links(summary)
             shown = links_that_matter(links, MOST_LINKS)
+            yield Text()
             yield FittingTable(link_columns(shown))
             if left := len(links) - len(shown):
                 run_id = formats.words(summary.get("run_id"))
@@ -80,6 +82,22 @@ def _heading(summary: Mapping[str, Any]) -> Text:
         Text(f"in {formats.duration(active_s)}" if active_s else ""),
     ]
     return Text(" ").join(part for part in parts if part)
+
+
+def _links(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the figures of the links, with what they cost."""
+    active_s, step_s = known(summary, "active_s"), known(summary, "step_s")
+    return [{**link, **link_costs(link, active_s, step_s)} for link in summary.get("links") or []]
+
+
+def _egress(summary: Mapping[str, Any]) -> str:
+    cost = egress_of(
+        summary.get("links") or [],
+        active_s=known(summary, "active_s"),
+        step_s=known(summary, "step_s"),
+        codec=str(summary.get("codec") or ""),
+    )
+    return "" if cost is None else "\n".join(filter(None, (cost.in_words(), cost.comparison())))
 
 
 def _notes(summary: Mapping[str, Any]) -> list[str]:
@@ -152,6 +170,7 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
         "noise scale": "" if noise_scale is None else f"{formats.count(noise_scale)} tokens",
         "a step": _time_split(summary.get("time_split") or {}),
         "sent": formats.size(sum(each or 0.0 for each in sent)) if any(sent) else "",
+        "egress": _egress(summary),
         "compression": "" if compression is None else formats.factor(compression),
         "parameters": f"equal at all sites, checked after {verified:.0f} steps" if verified else "",
     }

@@ -1446,6 +1446,7 @@ class Run(google.protobuf.message.Message):
     NOTED_FIELD_NUMBER: builtins.int
     NUM_STEPS_FIELD_NUMBER: builtins.int
     LOSS_CURVE_FIELD_NUMBER: builtins.int
+    CODEC_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     name: builtins.str
     state: global___RunState.ValueType
@@ -1466,6 +1467,8 @@ class Run(google.protobuf.message.Message):
     epoch: builtins.int
     num_steps: builtins.int
     """steps that the job makes; 0: its script decides"""
+    codec: builtins.str
+    """of the exchange; empty: links have their own"""
     @property
     def failure(self) -> global___Failure:
         """the first failure that is no consequence, if any"""
@@ -1519,9 +1522,10 @@ class Run(google.protobuf.message.Message):
         noted: collections.abc.Iterable[global___Note] | None = ...,
         num_steps: builtins.int = ...,
         loss_curve: collections.abc.Iterable[builtins.float] | None = ...,
+        codec: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["failure", b"failure"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "epoch", b"epoch", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "loss_curve", b"loss_curve", "members", b"members", "name", b"name", "noted", b"noted", "notes", b"notes", "num_steps", b"num_steps", "position", b"position", "priority", b"priority", "reason", b"reason", "reason_code", b"reason_code", "run_id", b"run_id", "sites", b"sites", "state", b"state", "totals", b"totals"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "codec", b"codec", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "epoch", b"epoch", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "loss_curve", b"loss_curve", "members", b"members", "name", b"name", "noted", b"noted", "notes", b"notes", "num_steps", b"num_steps", "position", b"position", "priority", b"priority", "reason", b"reason", "reason_code", b"reason_code", "run_id", b"run_id", "sites", b"sites", "state", b"state", "totals", b"totals"]) -> None: ...
 
 global___Run = Run
 
@@ -1626,12 +1630,15 @@ class LinkStatus(google.protobuf.message.Message):
     BYTES_PER_S_FIELD_NUMBER: builtins.int
     RTT_S_FIELD_NUMBER: builtins.int
     LATEST_FIELD_NUMBER: builtins.int
+    EGRESS_USD_PER_BYTE_FIELD_NUMBER: builtins.int
     source: builtins.str
     target: builtins.str
     bytes_per_s: builtins.float
     """configured"""
     rtt_s: builtins.float
     """configured"""
+    egress_usd_per_byte: builtins.float
+    """as described; 0: it costs nothing, or that is not known"""
     @property
     def latest(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """the last "link" metric's values"""
@@ -1644,8 +1651,9 @@ class LinkStatus(google.protobuf.message.Message):
         bytes_per_s: builtins.float = ...,
         rtt_s: builtins.float = ...,
         latest: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        egress_usd_per_byte: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes_per_s", b"bytes_per_s", "latest", b"latest", "rtt_s", b"rtt_s", "source", b"source", "target", b"target"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes_per_s", b"bytes_per_s", "egress_usd_per_byte", b"egress_usd_per_byte", "latest", b"latest", "rtt_s", b"rtt_s", "source", b"source", "target", b"target"]) -> None: ...
 
 global___LinkStatus = LinkStatus
 
