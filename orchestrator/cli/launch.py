@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,7 @@ from isthmus.orchestrator.doctor.document_checks import (
 from isthmus.orchestrator.doctor.examination import examined_of, quick_findings
 from isthmus.orchestrator.doctor.findings import Severity
 from isthmus.orchestrator.documents import Pair, load_pair
+from isthmus.orchestrator.exporters.libraries import exporter_problems
 from isthmus.orchestrator.interruption import INTERRUPTION
 from isthmus.orchestrator.launchers.standing import coordinator_of
 from isthmus.orchestrator.plans import as_launched, with_plan
@@ -177,6 +179,10 @@ def _check(output: Output, pair: Pair, home: Path, *, is_here: bool) -> None:
         CommandError: PREFLIGHT_FAILED; the machine cannot run it, where all is here (`is_here`).
     """
     problems = [*light_problems(pair), *regime_problems(pair)]
+    if is_here:
+        problems += exporter_problems(
+            pair.job, pair.job_text, str(pair.job_path), pair.job_overrides, os.environ
+        )
     findings = quick_findings(examined_of(pair, home)) if is_here else []
     problems += placed_findings(pair, [each for each in findings if each.path])
     for warning in (each for each in problems if each.is_warning):

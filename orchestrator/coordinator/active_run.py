@@ -16,6 +16,7 @@ from isthmus.orchestrator.coordinator.control_messages import (
     namespace_message,
     run_message,
 )
+from isthmus.orchestrator.coordinator.exporting import Exporting
 from isthmus.orchestrator.coordinator.journal import Journal, JournalError
 from isthmus.orchestrator.coordinator.replanning import Replanner, Replanning, link_reported
 from isthmus.orchestrator.coordinator.run_epochs import epoch_message, epoch_rules, first_epoch
@@ -34,6 +35,7 @@ from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.errors import StateConflictError
 from isthmus.protos.failure import one_line
+from isthmus.topology.spec.exporters import Exporters
 
 PROGRESS_S = 1.0
 """Between two writings of the latest metrics into the journal."""
@@ -104,6 +106,11 @@ class ActiveRun:
                 record=self._record,
                 add_metrics=self._add_wan_metrics,
             )
+        self._exporting: Exporting | None = None
+        """None: the job asks for no exporters."""
+        if submission.spec.job.exporters != Exporters():
+            state = journal.path.parent
+            self._exporting = Exporting(self.run_id, folder, state, self._note_exporters)
         self._metrics = RunMetrics(
             tuple(site.name for site in topology.sites),
             ModelFlops(submission.spec.job, topology),
@@ -350,6 +357,8 @@ class ActiveRun:
             JournalError: as for `handle`.
         """
         self.handle(run_events.Ticked())
+        if self._exporting is not None:
+            self._exporting.begin()
         now_s = time.monotonic()
         if not self.has_ended and (stepped := self._clock.look(time.time(), now_s)):
             note = f"{stepped}: times of events before and after do not compare"
@@ -370,10 +379,15 @@ class ActiveRun:
         return not self._logs_failing.is_failing
 
     async def close(self) -> None:
-        """Return when the emulator has ended, if there was one. The end of the run ends it too."""
+        """Return when the emulator and the exporters have ended, if there were any.
+
+        The end of the run ends them too; only the emulator keeps its sites from other runs.
+        """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(), name="close-run")
         await asyncio.wait([self._closing])
+        if self._exporting is not None:
+            await self._exporting.close()
 
     async def _close(self) -> None:
         if self._replanning is not None:
@@ -459,6 +473,13 @@ class ActiveRun:
                 record=self._record,
                 want=self.handle,
             )
+
+    def _note_exporters(self, note: str) -> None:
+        """Have people know that exporters are in trouble; the run goes on all the same."""
+        log.warning("%s", note)
+        if not self.has_ended:
+            with self._writing():
+                self._record("exporter.trouble", detail={"note": note})
 
     def _prepare(self, action: run_events.SendPrepare) -> control_pb2.CoordinatorMessage:
         namespace = action.namespace

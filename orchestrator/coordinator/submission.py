@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+from isthmus.orchestrator.exporters.libraries import exporter_problems
 from isthmus.orchestrator.run_folder.run_files import RunFiles
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.errors import ConfigMismatchError, RemoteProtocolError
@@ -159,6 +161,10 @@ def decided(request: control_pb2.SubmitRequest, own_hash: str) -> Submission:
         raise ConfigMismatchError(
             f"{topology_text.source}: not the topology that this coordinator was started with"
         )
+    if lacking := exporter_problems(
+        run.job, job_text.text, job_text.source, job_text.overrides, os.environ
+    ):
+        raise ConfigError(lacking)
     spec = decide_run(
         run.job,
         run.topology,

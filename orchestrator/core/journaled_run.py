@@ -72,6 +72,7 @@ _NOTED = frozenset(
         "run.stopping",
         "run.ended",
         "clock.stepped",
+        "exporter.trouble",
     }
 )
 """Kinds of events whose `note` people see beside the run's state."""

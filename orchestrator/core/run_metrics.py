@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,8 +85,20 @@ class _OpenStep:
 class RunMetrics:
     """All that a run has measured. Pure: metrics in, figures out."""
 
-    def __init__(self, sites: tuple[str, ...], flops: ModelFlops | None = None) -> None:
-        """Have nothing measured yet. `flops` finds MFUs; None: there are none."""
+    def __init__(
+        self,
+        sites: tuple[str, ...],
+        flops: ModelFlops | None = None,
+        on_loss: Callable[[int, float], None] | None = None,
+    ) -> None:
+        """Have nothing measured yet.
+
+        Args:
+            sites: All of the run.
+            flops: Finds MFUs; None: there are none.
+            on_loss: Told every step whose loss is known, and that loss.
+        """
+        self._on_loss = on_loss
         self.sites = {site: SiteMetrics() for site in sites}
         self._flops = flops
         self._reports: dict[str, ModelReport] = {}
@@ -162,7 +174,11 @@ class RunMetrics:
     @property
     def links(self) -> dict[tuple[str, str], dict[str, float]]:
         """The last totals of each directed link, of all gateways that share it together."""
-        return {pair: _together(list(each.values())) for pair, each in self._by_gateway.items()}
+        return {pair: self.link(pair) for pair in self._by_gateway}
+
+    def link(self, pair: tuple[str, str]) -> dict[str, float]:
+        """Return the same of one link that has been measured."""
+        return _together(list(self._by_gateway[pair].values()))
 
     def mfu(self, *sites: str) -> Mfu | None:
         """Return the MFU of sites over the run, by default of all that have taken a step."""
@@ -289,6 +305,8 @@ class RunMetrics:
         if len(self.losses) > 1 and self.losses[-1][0] - self.losses[-2][0] < self._loss_stride:
             self.losses.pop()
         self.losses.append((step, loss))
+        if self._on_loss is not None:
+            self._on_loss(step, loss)
         if len(self.losses) > MAX_LOSSES:
             self.losses = self.losses[::2]
             self._loss_stride *= 2

@@ -61,6 +61,43 @@ JOB_MISTAKES: list[tuple[str, str, list[str]]] = [
         "noise_scale: true\nregime: delayed",
         ["6:14 compares sites' gradients in every step: want regime: sync [noise_scale]"],
     ),
+    (
+        "verify: {parameters_every: 5}",
+        "exporters: {prometheus: {port: 70000}, webhooks: {}, otlp: {every: 5}}",
+        [
+            "6:32 want at most 65535, got 70000 [exporters.prometheus.port]",
+            "6:40 unknown key 'webhooks' (did you mean 'webhook'?) [exporters.webhooks]",
+            "6:68 want a duration in ns, us, ms, s, min, h, as 80ms; got 5 without a unit "
+            "[exporters.otlp.every]",
+        ],
+    ),
+    (
+        "verify: {parameters_every: 5}",
+        "exporters: {webhook: {url: 'ftp://x', on: [end, ends, end]}}",
+        [
+            "6:28 want a URL, as https://host:port/path; got 'ftp://x' [exporters.webhook.url]",
+            "6:49 want 'lost', 'returned', 'epoch', 'checkpoint', 'failure' or 'end', got 'ends' "
+            "(did you mean 'end'?) [exporters.webhook.on.1]",
+        ],
+    ),
+    (
+        "verify: {parameters_every: 5}",
+        "exporters: {webhook: {on: [end, lost, end]}}",
+        ["6:27 'end' is there twice [exporters.webhook.on]"],
+    ),
+    (
+        "verify: {parameters_every: 5}",
+        "exporters: {mlflow: {uri: 'https://me:secret@host'}}",
+        [
+            "6:27 has a password, and the job's file is no place for secrets: they go into the "
+            "coordinator's environment; see docs/exporters.md [exporters.mlflow.uri]"
+        ],
+    ),
+    (
+        "verify: {parameters_every: 5}",
+        "exporters: {wandb: {mode: of}}",
+        ["6:27 want 'online' or 'offline', got 'of' [exporters.wandb.mode]"],
+    ),
     ("chunk: 256KiB", "chunk: 32KiB", ["4:32 want 64KiB to 16MiB, got '32KiB' [exchange.chunk]"]),
     ("chunk: 256KiB", "chunk: 32MiB", ["4:32 want 64KiB to 16MiB, got '32MiB' [exchange.chunk]"]),
     (

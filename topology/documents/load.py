@@ -13,8 +13,10 @@ from pydantic import BaseModel
 
 from isthmus.topology.documents.references import check_references
 from isthmus.topology.documents.resolve import resolve
+from isthmus.topology.models.exporters_model import ExportersModel
 from isthmus.topology.models.job_model import CheckpointModel, JobModel, PlanModel
 from isthmus.topology.models.topology_model import TopologyModel
+from isthmus.topology.spec.exporters import Exporters, Otlp
 from isthmus.topology.spec.job import Checkpoint, Exchange, Job, Placed, Probe, Reduction, Trainer
 from isthmus.topology.spec.job_environment import Variable
 from isthmus.topology.spec.json_fields import read_json
@@ -85,6 +87,7 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
             begin_with=tuple(model.begin_with),
             plan=None if model.plan is None else _wishes(model.plan),
             workload=None if model.workload is None else _made(DescribedModel, model.workload),
+            exporters=_exporters(model.exporters),
         )
     )
 
@@ -150,6 +153,11 @@ def _wishes(written: PlanModel) -> PlanWishes:
     return dataclasses.replace(
         wishes, replan=None if replan is None else _made(Replan, replan, lasting="lasting_s")
     )
+
+
+def _exporters(written: ExportersModel) -> Exporters:
+    otlp = None if written.otlp is None else _made(Otlp, written.otlp, every="every_s")
+    return dataclasses.replace(_made(Exporters, written, without="otlp"), otlp=otlp)
 
 
 def _checkpoint(written: CheckpointModel) -> Checkpoint:

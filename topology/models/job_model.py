@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from isthmus.topology.models.exporters_model import ExportersModel
 from isthmus.topology.models.regime_model import RegimeModel, Regimes
 from isthmus.topology.spec.batch_rule import ON_FEWER_SITES, RATES
 from isthmus.topology.spec.job import (
@@ -802,6 +803,10 @@ class JobModel(Strict):
         ModelFlopsModel | None,
         Field(description="What reports say of the model; else by its shape, or an estimate."),
     ] = None
+    exporters: Annotated[
+        ExportersModel,
+        Field(description="Where figures and events go while the run goes on; else nowhere."),
+    ] = Field(default_factory=ExportersModel)
 
     @model_validator(mode="after")
     def _variables_have_one_value(self) -> Self:

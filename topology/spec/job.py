@@ -6,6 +6,7 @@ Made from YAML by topology/documents/load.py; frozen.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from isthmus.topology.spec.exporters import Exporters
 from isthmus.topology.spec.job_environment import Variable
 from isthmus.topology.spec.json_fields import IF_USED, IN_USE, REQUIRED
 from isthmus.topology.spec.plan_wishes import PlanWishes
@@ -293,6 +294,8 @@ class Job:
     flops_per_token: float | None = field(default=None, metadata=IF_USED)
     """FLOPs of a forward and a backward pass for each token, what is computed twice left out; None:
     by the model's shape, where it is known (orchestrator/core/model_flops.py)."""
+    exporters: Exporters = field(default=Exporters(), compare=False, metadata=IF_USED)
+    """Where the coordinator sends figures and events; it changes no run."""
 
     @property
     def is_to_plan(self) -> bool:

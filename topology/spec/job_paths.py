@@ -6,12 +6,14 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import PurePath
 
+from isthmus.topology.spec.exporters import Exporters
 from isthmus.topology.spec.job import Checkpoint, Job
 
 
 def anchored(job: Job, folder: PurePath) -> Job:
     """Return the job with absolute paths; relative ones begin at `folder`."""
     placed = _with_paths(job, lambda path: str(folder / path))
+    placed = dataclasses.replace(placed, exporters=_anchored_exporters(job.exporters, folder))
     if job.checkpoint is None:
         return placed
     return dataclasses.replace(placed, checkpoint=anchored_checkpoint(job.checkpoint, folder))
@@ -37,6 +39,15 @@ def anchored_checkpoint(checkpoint: Checkpoint, folder: PurePath) -> Checkpoint:
         to=_anchored_place(checkpoint.to, folder),
         resume=None if checkpoint.resume is None else _anchored_place(checkpoint.resume, folder),
     )
+
+
+def _anchored_exporters(exporters: Exporters, folder: PurePath) -> Exporters:
+    tensorboard, mlflow = exporters.tensorboard, exporters.mlflow
+    if tensorboard is not None and tensorboard.folder is not None:
+        tensorboard = dataclasses.replace(tensorboard, folder=str(folder / tensorboard.folder))
+    if mlflow is not None and mlflow.uri is not None and mlflow.uri != "databricks":
+        mlflow = dataclasses.replace(mlflow, uri=_anchored_place(mlflow.uri, folder))
+    return dataclasses.replace(exporters, tensorboard=tensorboard, mlflow=mlflow)
 
 
 def _anchored_place(place: str, folder: PurePath) -> str:

@@ -1,0 +1,1 @@
+"""Sends a run's figures and events to other tools, in a process beside the coordinator."""

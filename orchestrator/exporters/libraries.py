@@ -1,0 +1,66 @@
+"""What exporters want to be there before a run begins: libraries, and an address for a webhook."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+from isthmus.orchestrator.exporters.webhook import URL
+from isthmus.topology.spec.errors import Problem
+from isthmus.topology.spec.exporters import Exporters
+from isthmus.topology.spec.job import Job
+from isthmus.topology.text.yaml_document import read_with_overrides
+
+NEEDS = {
+    "prometheus": ("prometheus", "prometheus_client"),
+    "otlp": ("otel", "opentelemetry.exporter.otlp.proto.http"),
+    "tensorboard": ("tensorboard", "tensorboard"),
+    "wandb": ("wandb", "wandb"),
+    "mlflow": ("mlflow", "mlflow"),
+}
+"""Of each exporter that wants a library: the extra that installs it, and a module of it, which none
+is imported to look for."""
+
+
+def exporter_problems(
+    job: Job, text: str, source: str, overrides: Sequence[str], environ: Mapping[str, str]
+) -> list[Problem]:
+    """Return what lacks on this machine, the coordinator's, for the exporters of a job.
+
+    Args:
+        job: As the other arguments say.
+        text: Of the job's file.
+        source: Its name in messages.
+        overrides: Of the job.
+        environ: The coordinator's environment.
+    """
+    if job.exporters == Exporters():
+        return []
+    document = read_with_overrides(text, source, overrides)
+    return [
+        document.problem(("exporters", name), message)
+        for name, message in _lacking(job.exporters, environ)
+    ]
+
+
+def _lacking(exporters: Exporters, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name in exporters.asked:
+        if name in NEEDS and not _is_installed(NEEDS[name][1]):
+            extra, module = NEEDS[name]
+            yield (
+                name,
+                f"{module.partition('.')[0]} is not installed in {sys.prefix}: "
+                f"pip install 'isthmus[{extra}]'",
+            )
+    webhook = exporters.webhook
+    if webhook is not None and not webhook.url and not environ.get(URL):
+        yield "webhook", f"want url, or {URL} in the coordinator's environment"
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        found = importlib.util.find_spec(module)
+    except ImportError:
+        return False
+    return found is not None and found.origin is not None

@@ -1,0 +1,127 @@
+"""Pushes figures to an OpenTelemetry collector, by OTLP over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from isthmus.orchestrator.exporters.families import FAMILIES, Family, Kind
+from isthmus.orchestrator.exporters.figures import Sample
+from isthmus.orchestrator.exporters.tool import Update
+from isthmus.topology.spec.exporters import Otlp
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, Observation
+    from opentelemetry.sdk.metrics import MeterProvider
+
+PATH = "/v1/metrics"
+PUSH_S = 5.0
+"""Time for one push, with all attempts that the library makes."""
+
+
+class OtlpPush:
+    """Pushes a run's figures as they are: now and then, and at the end.
+
+    The library's own thread is not used, so that a push that fails is seen. Certificates and
+    headers, which may be secrets, it takes from its own OTEL_EXPORTER_OTLP_ variables.
+    """
+
+    def __init__(
+        self, settings: Otlp, run_id: str, job: str, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Push nothing yet."""
+        self._settings, self._run, self._job, self._now_s = settings, run_id, job, now_s
+        self._samples: Sequence[Sample] = ()
+        self._provider: MeterProvider | None = None
+        self._failures: list[str] = []
+        self._pushed_s = -math.inf
+
+    def open(self) -> str:
+        """Make the instruments; whether anybody answers is seen at the first push."""
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import (
+            MetricExportResult,
+            PeriodicExportingMetricReader,
+        )
+        from opentelemetry.sdk.resources import Resource
+
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `send` raises instead
+        exporter = OTLPMetricExporter(endpoint=_endpoint(self._settings.endpoint), timeout=PUSH_S)
+        push, failures, place = exporter.export, self._failures, exporter._endpoint
+
+        def export(*args: Any, **kwargs: Any) -> object:  # noqa: ANN401 - as the library has it
+            """Push; note a failure, which the library only logs."""
+            try:
+                result = push(*args, **kwargs)
+            except Exception as error:
+                failures.append(str(error))
+                raise
+            if result is not MetricExportResult.SUCCESS:
+                failures.append(f"{place} does not take them")
+            return result
+
+        exporter.export = export
+        reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
+        resource = Resource.create(
+            {
+                "service.name": "isthmus",
+                "service.instance.id": self._run,
+                "isthmus.run": self._run,
+                "isthmus.job": self._job,
+            }
+        )
+        self._provider = MeterProvider([reader], resource)
+        meter = self._provider.get_meter("isthmus")
+        for family in FAMILIES:
+            make = (
+                meter.create_observable_counter
+                if family.kind is Kind.COUNTER
+                else meter.create_observable_gauge
+            )
+            make(family.otel, [self._observing(family)], family.unit, family.help)
+        return f"pushes to {exporter._endpoint}"
+
+    def send(self, update: Update) -> None:
+        """Push these figures, if it is time.
+
+        Raises:
+            ConnectionError: the collector did not take them.
+        """
+        self._samples = update.samples
+        now_s = self._now_s()
+        if now_s - self._pushed_s < self._settings.every_s and not update.is_last:
+            return
+        self._pushed_s = now_s
+        assert self._provider is not None
+        self._failures.clear()
+        is_done = self._provider.force_flush(PUSH_S * 2e3)
+        if self._failures or not is_done:
+            raise ConnectionError(self._failures[-1] if self._failures else "no answer in time")
+
+    def close(self) -> None:
+        """Do nothing: the last update was pushed."""
+
+    def _observing(self, family: Family) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        from opentelemetry.metrics import Observation
+
+        names = [f"isthmus.{label}" for label in ("run", *family.labels)]
+
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            for sample in self._samples:
+                if sample.family is family:
+                    values = (self._run, *sample.labels)
+                    yield Observation(sample.value, dict(zip(names, values, strict=True)))
+
+        return observe
+
+
+def _endpoint(written: str | None) -> str | None:
+    """Return the URL to post to; None: as the library's own variables say."""
+    if written is None:
+        return None
+    is_base = written.rstrip("/").count("/") == 2
+    return written.rstrip("/") + PATH if is_base else written

@@ -1,0 +1,106 @@
+"""Posts events as JSON."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+
+from isthmus.orchestrator.exporters.figures import Told
+from isthmus.orchestrator.exporters.tool import Update
+from isthmus.orchestrator.run_folder.run_files import strict_json
+from isthmus.topology.spec.exporters import Webhook
+
+URL, TOKEN = "ISTHMUS_WEBHOOK_URL", "ISTHMUS_WEBHOOK_TOKEN"
+"""Variables of the coordinator: the URL where the job has none, and a bearer token, if wanted."""
+POST_S = 5.0
+"""Time for one attempt."""
+PAUSES_S = (0.0, 1.0, 4.0)
+"""Before each attempt."""
+
+
+class WebhookPost:
+    """Posts each event that is asked for, one after the other."""
+
+    def __init__(
+        self,
+        settings: Webhook,
+        run_id: str,
+        job: str,
+        environ: Mapping[str, str],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Post nothing yet; `environ` is the coordinator's environment."""
+        self._on, self._run, self._job, self._sleep = settings.on, run_id, job, sleep
+        self._url = settings.url or environ.get(URL, "")
+        self._token = environ.get(TOKEN, "")
+
+    def open(self) -> str:
+        """Do nothing: whether somebody answers is seen at the first event."""
+        return f"posts {', '.join(self._on)} to {self._place}"
+
+    @property
+    def _place(self) -> str:
+        """The URL without what may be a secret in it."""
+        parts = urlsplit(self._url)
+        return f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
+
+    def send(self, update: Update) -> None:
+        """Post the events of an update; a later one is tried though an earlier one failed.
+
+        Raises:
+            ConnectionError: the last of the failures.
+        """
+        failed: ConnectionError | None = None
+        for told in update.events:
+            if told.event in self._on:
+                try:
+                    self._post(told)
+                except ConnectionError as error:
+                    failed = error
+        if failed is not None:
+            raise failed
+
+    def close(self) -> None:
+        """Do nothing: all was posted."""
+
+    def _post(self, told: Told) -> None:
+        headers = {"Content-Type": "application/json", "User-Agent": "isthmus"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        request = urllib.request.Request(  # noqa: S310 - the model has checked the scheme
+            self._url, data=strict_json(self._body(told)).encode(), headers=headers, method="POST"
+        )
+        why = ""
+        for pause_s in PAUSES_S:
+            self._sleep(pause_s)
+            try:
+                with urllib.request.urlopen(request, timeout=POST_S):  # noqa: S310 - as above
+                    return
+            except HTTPError as error:
+                why = f"answers {error.code} {error.reason}"
+                if error.code < 500 and error.code != 429:  # the same again would be no better
+                    break
+            except URLError as error:
+                why = str(error.reason)
+            except OSError as error:
+                why = error.strerror or str(error)
+        raise ConnectionError(f"{self._place}: {why}")
+
+    def _body(self, told: Told) -> dict[str, object]:
+        return {
+            "schema_version": 1,
+            "event": told.event,
+            "kind": told.kind,
+            "sequence": told.sequence,
+            "run": self._run,
+            "job": self._job,
+            "site": told.site or None,
+            "step": told.step,
+            "time": datetime.fromtimestamp(told.wall_s, UTC).isoformat(timespec="milliseconds"),
+            "text": told.text,
+            "detail": dict(told.detail),
+        }

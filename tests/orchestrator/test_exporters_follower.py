@@ -1,0 +1,93 @@
+"""Exporters read all that a coordinator has written, in its order, and nothing twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from isthmus.orchestrator.coordinator.journal import Journal
+from isthmus.orchestrator.core.journaled_run import RecordedEvent
+from isthmus.orchestrator.exporters import run_follower
+from isthmus.orchestrator.exporters.run_follower import Line, Position, RunFollower
+from isthmus.orchestrator.run_folder import run_files
+from isthmus.orchestrator.run_folder.rotated_lines import Limits
+from isthmus.orchestrator.run_folder.run_files import METRICS, RunFiles
+from tests.fakes.exported_runs import exported_run, records_of
+
+
+def read_all(follower: RunFollower) -> list[RecordedEvent | Line]:
+    found = []
+    while entries := follower.read():
+        found += entries
+    return found
+
+
+def lines(entries: list[RecordedEvent | Line]) -> list[Line]:
+    return [each for each in entries if isinstance(each, Line)]
+
+
+@pytest.mark.parametrize("read_bytes", [1 << 22, 700])
+def test_all_comes_once_and_events_before_what_follows_from_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int
+) -> None:
+    monkeypatch.setattr(run_follower, "READ_BYTES", read_bytes)
+    folder = exported_run(tmp_path)
+    follower = RunFollower("r1", folder.path, folder.path)
+    found = read_all(follower)
+    records = records_of(folder)
+    assert [each.record for each in lines(found)] == records
+    assert [each.number for each in lines(found)] == list(range(len(records)))
+    kinds = [each.kind if isinstance(each, RecordedEvent) else "line" for each in found]
+    assert kinds.index("run.active") < kinds.index("line")
+    assert kinds[-1] == "run.ended"
+    assert follower.read() == []
+    events = [each for each in found if isinstance(each, RecordedEvent)]
+    assert follower.position == Position(line=len(records), sequence=events[-1].sequence)
+
+
+def test_it_goes_on_with_what_is_appended_and_waits_for_whole_lines(tmp_path: Path) -> None:
+    folder = exported_run(tmp_path, steps=2)
+    follower = RunFollower("r1", folder.path, folder.path)
+    num = len(lines(read_all(follower)))
+    with (folder.path / METRICS).open("a") as file:
+        file.write('{"wall_s": 1, "a"')
+        file.flush()
+        assert follower.read() == []
+        file.write(': 2}\n{"wall_s"\n')
+    (line,) = lines(follower.read())
+    assert (line.number, line.record) == (num, {"wall_s": 1, "a": 2})
+    assert follower.position.line == num + 2, "the damaged line is counted"
+    with Journal(folder.path) as journal:
+        journal.append("x.happened", wall_s=1.0, generation=1, run_id="r1", detail={})
+        journal.append("x.happened", wall_s=1.0, generation=1, run_id="other", detail={})
+    (event,) = follower.read()
+    assert isinstance(event, RecordedEvent)
+    assert event.kind == "x.happened"
+
+
+def test_it_follows_a_file_into_its_next_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_files, "METRICS_LIMITS", Limits(part_bytes=200, num_parts=1000))
+    folder = exported_run(tmp_path, steps=0)
+    follower, files = RunFollower("r1", folder.path, folder.path), RunFiles(folder.path)
+    read_all(follower)
+    found: list[Line] = []
+    for number in range(30):
+        files.append_metrics([{"wall_s": number, "text": "x" * 50}])
+        if number % 7 == 0:
+            found += lines(follower.read())
+    found += lines(read_all(follower))
+    assert len(list(folder.path.glob(f"{METRICS}*"))) > 5
+    assert [each.record["wall_s"] for each in found] == list(range(30))
+    numbers = [each.number for each in found]
+    assert numbers == list(range(numbers[0], numbers[0] + 30))
+
+
+def test_a_position_is_kept_and_a_broken_one_is_the_beginning(tmp_path: Path) -> None:
+    assert Position.read(tmp_path) == Position()
+    Position(line=7, sequence=3).write(tmp_path)
+    assert Position.read(tmp_path) == Position(line=7, sequence=3)
+    (tmp_path / run_follower.POSITION).write_text('{"line": "7"')
+    assert Position.read(tmp_path) == Position()

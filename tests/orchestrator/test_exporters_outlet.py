@@ -1,0 +1,143 @@
+"""A tool that is slow, broken or gone costs one line, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from isthmus.orchestrator.exporters.outlet import Outlet
+from isthmus.orchestrator.exporters.tool import Update
+from tests.fakes.waiting import wait_for
+
+UPDATE = Update(samples=())
+LAST = Update(samples=(), is_last=True)
+
+
+@dataclass
+class FakeTool:
+    """Fails or waits as it is told."""
+
+    fails: bool = False
+    cannot_open: bool = False
+    waits: threading.Event = field(default_factory=threading.Event)
+    sent: list[Update] = field(default_factory=list)
+    num_opened: int = 0
+    is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.waits.set()
+
+    def open(self) -> str:
+        self.num_opened += 1
+        if self.cannot_open:
+            raise OSError("no such place as this")
+        return "http://there"
+
+    def send(self, update: Update) -> None:
+        self.waits.wait(10)
+        if self.fails:
+            raise ConnectionError("nobody answers there")
+        self.sent.append(update)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass
+class Said:
+    lines: list[tuple[str, bool]] = field(default_factory=list)
+
+    def __call__(self, text: str, is_warning: bool) -> None:
+        self.lines.append((text, is_warning))
+
+    @property
+    def warnings(self) -> list[str]:
+        return [text for text, is_warning in self.lines if is_warning]
+
+
+def test_all_is_handed_over_in_order_and_closed() -> None:
+    tool, said = FakeTool(), Said()
+    outlet = Outlet("tool", tool, said)
+    outlet.start()
+    updates = [Update(samples=(), state=str(number)) for number in range(50)]
+    for each in updates:
+        outlet.put(each)
+    outlet.finish(time.monotonic() + 10)
+    assert tool.sent == updates
+    assert tool.is_closed
+    assert said.lines == [("tool: http://there", False)]
+
+
+def test_one_that_always_fails_is_told_once_and_counted_at_the_end() -> None:
+    tool, said = FakeTool(fails=True), Said()
+    outlet = Outlet("tool", tool, said)
+    outlet.start()
+    for _ in range(20):
+        outlet.put(UPDATE)
+    outlet.finish(time.monotonic() + 10)
+    assert said.warnings == [
+        "tool takes nothing: ConnectionError: nobody answers there; the run goes on without it",
+        "tool has missed 20 updates",
+    ]
+
+
+def test_one_that_works_again_is_told() -> None:
+    tool, said = FakeTool(fails=True), Said()
+    outlet = Outlet("tool", tool, said)
+    outlet.start()
+    outlet.put(UPDATE)
+    wait_for(lambda: len(said.warnings) == 1)
+    tool.fails = False
+    outlet.put(UPDATE)
+    outlet.finish(time.monotonic() + 10)
+    assert ("tool takes what comes again", False) in said.lines
+    assert tool.sent == [UPDATE]
+
+
+def test_one_that_cannot_be_opened_is_tried_again_later_and_at_the_end() -> None:
+    tool, said, now_s = FakeTool(cannot_open=True), Said(), [100.0]
+    outlet = Outlet("tool", tool, said, now_s=lambda: now_s[0])
+    outlet.start()
+    for _ in range(5):
+        outlet.put(UPDATE)
+    wait_for(lambda: outlet._num_missed == 5)
+    assert tool.num_opened == 1
+    now_s[0] += 11
+    outlet.put(UPDATE)
+    wait_for(lambda: tool.num_opened == 2)
+    tool.cannot_open = False
+    outlet.put(LAST)
+    outlet.finish(now_s[0] + 10)
+    assert tool.num_opened == 3
+    assert tool.sent == [LAST]
+    assert len(said.warnings) == 2
+
+
+def test_a_slow_one_never_makes_others_wait() -> None:
+    tool, said = FakeTool(), Said()
+    tool.waits.clear()
+    outlet = Outlet("tool", tool, said, max_waiting=4)
+    outlet.start()
+    began_s = time.monotonic()
+    for _ in range(100):
+        outlet.put(UPDATE)
+    assert time.monotonic() - began_s < 1
+    assert said.warnings == ["tool does not keep up; what it cannot take is dropped"]
+    tool.waits.set()
+    outlet.finish(time.monotonic() + 10)
+    assert len(tool.sent) in {4, 5}
+    assert said.warnings[1] == f"tool has missed {100 - len(tool.sent)} updates"
+
+
+def test_one_that_never_ends_is_left_behind() -> None:
+    tool, said = FakeTool(), Said()
+    tool.waits.clear()
+    outlet = Outlet("tool", tool, said)
+    outlet.start()
+    for _ in range(3):
+        outlet.put(UPDATE)
+    wait_for(lambda: bool(said.lines))
+    outlet.finish(time.monotonic() + 0.05)
+    assert said.warnings == ["tool has missed 0 updates, and 3 were left at the end"]
+    tool.waits.set()

@@ -1,0 +1,260 @@
+"""A coordinator's exporters: a real process beside it, whatever becomes of either."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from isthmus.orchestrator.exporters import libraries
+from isthmus.orchestrator.exporters.run_follower import POSITION
+from isthmus.orchestrator.run_folder.home import RunFolder
+from isthmus.protos import metrics
+from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.own_processes import own_command
+from tests.fakes.coordinators import FakeAgent, active, coordinating, run_scenario, status_of
+from tests.fakes.exported_runs import exported_run, needs_library, receiving
+from tests.fakes.recorded_runs import append_line, metric
+from tests.fakes.waiting import until
+from tests.fakes.worlds import JOB
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+
+WITHIN_S = 60.0
+
+
+def started(folder: RunFolder) -> subprocess.Popen[str]:
+    words = ("--run", folder.run_id, "--folder", str(folder.path), "--state", str(folder.path))
+    return subprocess.Popen(
+        own_command("isthmus.orchestrator.exporters", *words),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """Wait for the end of a process by itself; return what it said."""
+    out, err = process.communicate(timeout=WITHIN_S)
+    assert (process.returncode, err) == (0, "")
+    return [json.loads(line) for line in out.splitlines()]
+
+
+@contextlib.contextmanager
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def all_of(received_url: str) -> str:
+    return f"{{webhook: {{url: '{received_url}', on: [lost, failure, end]}}}}"
+
+
+def test_a_run_that_has_ended_is_exported_once_however_often_it_is_asked(tmp_path: Path) -> None:
+    with receiving() as received:
+        folder = exported_run(tmp_path, all_of(received.url))
+        for _ in range(2):
+            said = finished(started(folder))
+            assert [each["is_warning"] for each in said] == [False]
+        assert [each["event"] for each in received.objects] == ["end"]
+    assert (folder.path / POSITION).is_file()
+
+
+def test_a_dead_endpoint_is_one_line_for_people_and_what_was_missed(tmp_path: Path) -> None:
+    needs_library("prometheus")
+    with taken_port() as port:
+        folder = exported_run(tmp_path, f"{{prometheus: {{port: {port}}}}}")
+        said = finished(started(folder))
+    assert [each["is_warning"] for each in said] == [True, True]
+    assert said[0]["text"].startswith("prometheus takes nothing: OSError: 127.0.0.1:")
+    assert said[1]["text"].startswith("prometheus has missed ")
+
+
+def test_it_ends_when_nobody_holds_its_stdin(tmp_path: Path) -> None:
+    with receiving() as received:
+        folder = exported_run(tmp_path, all_of(received.url))
+        process = started(folder)
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
+        assert finished(process)
+
+
+@pytest.mark.parametrize("name", ["prometheus", "webhook"])
+def test_a_process_imports_only_what_is_asked_for(tmp_path: Path, name: str) -> None:
+    if name == "prometheus":
+        needs_library(name)
+    program = (
+        "import sys; from isthmus.orchestrator.exporters.__main__ import _tools; "
+        "from isthmus.topology.spec.run_spec import RunSpec; from pathlib import Path; "
+        "folder = Path(sys.argv[1]); "
+        "spec = RunSpec.from_bytes((folder / 'run_spec.json').read_bytes()); "
+        "_tools(spec, 'r1', folder); print(sorted(sys.modules))"
+    )
+    folder = exported_run(tmp_path, f"{{{name}: {{}}}}", steps=1)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder.path)],
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=True,
+    )
+    loaded = {each.partition(".")[0] for each in eval(done.stdout)}
+    heavy = {module.partition(".")[0] for _, module in libraries.NEEDS.values()}
+    assert not loaded & (heavy | {"torch", "rich", "click"})
+
+
+def test_the_coordinator_and_the_command_line_import_no_tool() -> None:
+    program = (
+        "import sys, isthmus.orchestrator.coordinator.__main__, isthmus.orchestrator.cli.launch; "
+        "print(sorted(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=True,
+    )
+    loaded = {each.partition(".")[0] for each in eval(done.stdout)}
+    assert not loaded & {module.partition(".")[0] for _, module in libraries.NEEDS.values()}
+
+
+async def steps(agent: FakeAgent, *numbers: int) -> None:
+    values = {metrics.LOSS: 2.0, metrics.SITE_TOKENS: 8.0, metrics.STEP_S: 0.5}
+    batch = [
+        control_pb2.Metric(kind=metrics.STEP, step=number, values=values) for number in numbers
+    ]
+    await agent.say(metrics=control_pb2.MetricBatch(metrics=batch))
+
+
+def page(caplog: pytest.LogCaptureFixture, number: int = 0) -> str:
+    """Return the address of a run's page, once it is logged."""
+    found = re.findall(r"exporter prometheus: (http://\S+)", caplog.text)
+    return found[number] if len(found) > number else ""
+
+
+def value(url: str, name: str) -> float | None:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text = answer.read().decode()
+    found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+    return None if found is None else float(found[1])
+
+
+def test_a_run_is_exported_while_it_goes_on_and_by_the_next_coordinator(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Counters go on where they were, and no event comes twice."""
+    needs_library("prometheus")
+    caplog.set_level(logging.INFO)
+    name = 'isthmus_steps_total{run="run-1",site="a"}'
+
+    async def scenario(url: str) -> None:
+        section = (
+            f"exporters: {{prometheus: {{port: 0}}, webhook: {{url: '{url}', on: [epoch, end]}}}}\n"
+        )
+        async with coordinating(tmp_path) as bench:
+            agents = await active(bench, "a", "b", job=JOB + section)
+            for agent in agents:
+                await steps(agent, 1, 2, 3)
+            await until(lambda: page(caplog) != "", lambda: caplog.text)
+            await until(lambda: value(page(caplog), name) == 3)
+            assert value(page(caplog), 'isthmus_loss{run="run-1"}') == 2.0
+            rate = value(page(caplog), 'isthmus_tokens_per_second{run="run-1"}')
+            assert rate == 32.0
+        async with coordinating(tmp_path) as bench:
+            await until(lambda: page(caplog, 1) != "", lambda: caplog.text)
+            await until(lambda: value(page(caplog, 1), name) == 3)
+            bench.control.cancel("run-1", "enough")
+            assert (await bench.ended()).reason_code == "CANCELLED"
+
+    with receiving() as received:
+        run_scenario(scenario(received.url))
+    assert [each["event"] for each in received.objects] == ["end"]
+    assert received.objects[0]["text"].startswith("run run-1 CANCELLED")
+
+
+def test_a_dead_endpoint_is_a_note_of_the_run_which_goes_on(tmp_path: Path) -> None:
+    needs_library("prometheus")
+
+    async def scenario(port: int) -> None:
+        section = f"exporters: {{prometheus: {{port: {port}}}}}\n"
+        async with coordinating(tmp_path) as bench:
+            await active(bench, "a", "b", job=JOB + section)
+            run = await bench.until(lambda run: any("exporter" in each for each in run.notes))
+            (note,) = [each for each in run.notes if "exporter" in each]
+            assert note.startswith("exporter prometheus takes nothing: OSError: 127.0.0.1:")
+            assert run.state == control_pb2.RUN_STATE_ACTIVE
+
+    with taken_port() as port:
+        run_scenario(scenario(port))
+
+
+def test_a_killed_process_is_a_note_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def scenario(url: str) -> None:
+        section = f"exporters: {{webhook: {{url: '{url}'}}}}\n"
+        async with coordinating(tmp_path) as bench:
+            await active(bench, "a", "b", job=JOB + section)
+            await until(lambda: "exporter webhook: posts" in caplog.text)
+            exporting = bench.control.latest._exporting  # type: ignore[union-attr]
+            assert exporting is not None
+            assert exporting._process is not None
+            os.kill(exporting._process.pid, 9)
+            run = await bench.until(lambda run: any("exporter" in each for each in run.notes))
+            assert "exporters: their process ended with status -9" in run.notes
+            assert run.state == control_pb2.RUN_STATE_ACTIVE
+
+    with receiving() as received:
+        run_scenario(scenario(received.url))
+
+
+def test_a_job_whose_exporter_is_not_installed_is_refused_with_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = {"otlp": ("otel", "no_such_library")}
+    monkeypatch.setattr(libraries, "NEEDS", needs)
+    monkeypatch.delenv("ISTHMUS_WEBHOOK_URL", raising=False)
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            job = JOB + "exporters: {otlp: {}, webhook: {}}\n"
+            code, told = await status_of(bench.submit(job=job))
+            assert code == grpc.StatusCode.INVALID_ARGUMENT
+            assert "job.yaml:5:19: error: no_such_library is not installed in " in told
+            assert "pip install 'isthmus[otel]'" in told
+            assert (
+                "job.yaml:5:32: error: want url, or ISTHMUS_WEBHOOK_URL in the coordinator's "
+                "environment" in told
+            )
+
+    run_scenario(scenario())
+
+
+def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
+    with receiving() as received:
+        folder = exported_run(tmp_path, all_of(received.url))
+        append_line(folder, "no json\n")
+        append_line(folder, '{"site": "oregon"}\n')
+        append_line(folder, json.dumps(metric("oregon", "step", 41, 1.0, {})) + "\n")
+        process = started(folder)
+        out, err = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 0, out
+    assert err.count("a record was not exported") == 1
+    assert [each["step"] for each in received.objects] == [41]
