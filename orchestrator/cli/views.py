@@ -59,7 +59,19 @@ def run_view(run: control_pb2.Run) -> dict[str, Any]:
         "active_s": run.active_s,
         "num_steps": run.num_steps or None,
         "loss_curve": list(run.loss_curve),
+        "slow": _slow_view(run.slow) if run.HasField("slow") else None,
         "totals": dict(run.totals),
+    }
+
+
+def _slow_view(slow: control_pb2.SlowSite) -> dict[str, Any]:
+    return {
+        "site": slow.site,
+        "since_step": slow.since_step,
+        "cost_s": slow.cost_s,
+        "share": slow.share,
+        "total_s": slow.total_s,
+        "for_s": slow.for_s,
     }
 
 

@@ -86,6 +86,7 @@ def run_message(
         position=position,
         num_steps=view.num_steps,
         codec=view.codec,
+        slow=control_pb2.SlowSite(**slow) if (slow := progress.get("slow")) else None,
         loss_curve=progress.get("loss_curve", ()),
     )
 

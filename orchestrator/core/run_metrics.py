@@ -17,6 +17,7 @@ from typing import Any
 from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
 from isthmus.orchestrator.core.model_flops import Done, Mfu, ModelFlops, ModelReport
 from isthmus.orchestrator.core.noise_scale import NoiseScale
+from isthmus.orchestrator.core.slow_sites import SlowPeriod, SlowSites
 from isthmus.protos import metrics
 
 MAX_LOSSES = 4096
@@ -104,6 +105,7 @@ class RunMetrics:
         self._reports: dict[str, ModelReport] = {}
         """What sites have said of their models."""
         self._noise_scale = NoiseScale()
+        self._slow_sites = SlowSites()
         self._members = frozenset(sites)
         self.losses: list[tuple[int, float]] = []
         """Step, and the mean loss of its global batch, of the steps that were complete; ascending.
@@ -236,6 +238,11 @@ class RunMetrics:
         is_shipped = self._flops is not None and self._flops.knows_tokens
         return is_shipped or all(each.counts_tokens for each in self._reports.values())
 
+    @property
+    def slow(self) -> Sequence[SlowPeriod]:
+        """When which site has kept the others waiting; the last one may go on."""
+        return self._slow_sites.periods
+
     def curve(self) -> list[float]:
         """Return the losses as at most CURVE_POINTS means of equal parts, of what is finite."""
         losses = [loss for _, loss in self.losses if math.isfinite(loss)]
@@ -252,6 +259,7 @@ class RunMetrics:
         return {
             "totals": self.totals(),
             "loss_curve": self.curve(),
+            "slow": None if (slow := self._slow_sites.now) is None else _slow(slow),
             "sites": {
                 name: {"step": site.step, "latest": {**site.latest, **self._latest_mfu(name)}}
                 for name, site in self.sites.items()
@@ -274,6 +282,7 @@ class RunMetrics:
             site.times_s[name] += values.get(name, 0.0)
         self.last_step = max(self.last_step, step)
         self._noise_scale.add(site_name, step, values, self._members)
+        self._slow_sites.add(site_name, step, values, self._members)
         if metrics.LOSS in values:
             self._add_loss(site_name, step, values)
 
@@ -354,6 +363,7 @@ def summarise(
         "tokens_per_s": _rate(totals[metrics.TOKENS], max(site.step_s for site in sites)),
         **_mfu(measured.mfu()),
         "noise_scale": totals.get(metrics.NOISE_SCALE),
+        "slow_sites": [_slow(each) for each in measured.slow],
         "codec": view.codec,
         "step_s": totals.get(metrics.STEP_S),
         "active_s": active_s,
@@ -370,6 +380,19 @@ def summarise(
         ],
         "links": [_link(configured, measured) for configured in view.links],
         "compression_ratio": raw_bytes / sent_bytes if sent_bytes else None,
+    }
+
+
+def _slow(period: SlowPeriod) -> dict[str, Any]:
+    return {
+        "site": period.site,
+        "since_step": period.since_step,
+        "last_step": period.last_step,
+        "cost_s": period.cost_s,
+        "share": period.share,
+        "total_s": period.total_s,
+        "for_s": period.for_s,
+        "is_over": period.is_over,
     }
 
 

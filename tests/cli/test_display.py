@@ -119,6 +119,19 @@ def test_a_mistake_that_several_ranks_report_is_told_once(
     assert where["others"] == len(others) - 1
 
 
+def test_status_has_the_slow_site_for_programs_too(isthmus: Isthmus) -> None:
+    run = a_run("ACTIVE", "mine")
+    run.slow.site, run.slow.since_step, run.slow.cost_s = "b", 4, 0.5
+    with serving(ScriptedCoordinator(runs=[run, a_run("ACTIVE", "other")])) as address:
+        at = ("--coordinator", address)
+        told = isthmus("status", "mine", *at).out
+        data = isthmus("status", "mine", *at, "--json").envelope["data"]
+        other = isthmus("status", "other", *at, "--json").envelope["data"]
+    assert "slow, not hung: site b costs the others 500ms a step" in told
+    assert (data["slow"]["site"], data["slow"]["since_step"]) == ("b", 4)
+    assert other["slow"] is None
+
+
 def test_all_links_of_a_run_are_shown_when_asked_for(isthmus: Isthmus) -> None:
     run = a_run("ACTIVE", "mine")
     for at in range(20):

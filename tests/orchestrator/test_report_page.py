@@ -22,6 +22,7 @@ from isthmus.orchestrator.coordinator.journal import Journal
 from isthmus.orchestrator.core.epoch_record import detail_of
 from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
 from isthmus.orchestrator.core.run_metrics import RunMetrics, summarise
+from isthmus.orchestrator.core.slow_sites import SlowPeriod
 from isthmus.orchestrator.evidence.record.bench_record import BENCH, Bench, read_bench
 from isthmus.orchestrator.evidence.record.run_record import MAX_SAMPLES, RunRecord, read_record
 from isthmus.orchestrator.evidence.record.step_timelines import (
@@ -144,6 +145,19 @@ def test_figures_follow_from_the_records(tmp_path: Path) -> None:
     ]
     assert facts.num_timelines == 7
     assert json.loads(json.dumps(dataclasses.asdict(facts)))["plan"]["codec"] == "bf16-split"
+
+
+def test_whom_the_others_waited_for_is_told(tmp_path: Path) -> None:
+    folder = record_run(tmp_path, steps=40)
+    facts = facts_of(folder)
+    assert not facts.slow
+    assert "Whom the others waited for" not in page_of(facts)
+    period = SlowPeriod("oregon", 3, 30, num_steps=28, total_s=14.0, for_s=56.0, is_over=True)
+    facts = dataclasses.replace(facts, slow=(period,))
+    for text in (page_of(facts), markdown([facts], [])):
+        assert "Whom the others waited for" in text
+        assert "500ms" in text
+        assert "25%" in text
 
 
 def test_egress_is_priced(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from isthmus.orchestrator.core.run_metrics import (
     RunMetrics,
     summarise,
 )
+from isthmus.orchestrator.core.slow_sites import WINDOW
 from isthmus.topology.spec.epoch import Epoch
 from tests.fakes.run_worlds import GATHER
 
@@ -86,6 +87,19 @@ def test_tokens_that_no_script_counts_are_said_to_be_none() -> None:
     assert measured.totals()["counts_tokens"] == 1.0
     measured.add("b", "model", 0, {"counts_tokens": 0.0}, {})
     assert measured.totals()["counts_tokens"] == 0.0
+
+
+def test_a_site_that_others_wait_for_is_among_the_figures() -> None:
+    measured = RunMetrics(("a", "b"))
+    for number in range(WINDOW):
+        assert measured.progress()["slow"] is None
+        measured.add("a", "step", number, step(1.0, 1, step_s=1.0, wait_s=0.5), {})
+        measured.add("b", "step", number, step(1.0, 1, step_s=1.0, wait_s=0.0), {})
+    found = measured.progress()["slow"]
+    assert (found["site"], found["since_step"]) == ("b", 0)
+    assert (found["cost_s"], found["share"]) == (0.5, 0.5)
+    summary = summarise(JournaledRun("r"), measured, active_s=1.0, verified_steps=0)
+    assert summary["slow_sites"] == [found]
 
 
 def test_a_loss_is_known_once_all_have_sent_it_that_take_part() -> None:

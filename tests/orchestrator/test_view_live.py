@@ -12,6 +12,7 @@ from isthmus.orchestrator.evidence.view.live import (
     LiveTable,
     current_phase,
     plain_line,
+    slow_words,
     start_phases,
 )
 from isthmus.protos.control.v1 import control_pb2
@@ -208,6 +209,21 @@ def test_what_sites_report_alike_is_told_once() -> None:
     assert text.count("GiB left") == 1
     assert "site oregon: 1 GiB left (and 2 others)" in text
     assert "note: oregon is lost" in text
+
+
+def test_a_site_that_costs_the_others_time_is_named() -> None:
+    slow = control_pb2.SlowSite(
+        site="oregon", since_step=41, last_step=120, cost_s=1.2, share=0.31, total_s=96, for_s=310
+    )
+    said = (
+        "slow, not hung: site oregon costs the others 1.2s a step (31%) since step 41, for 5min "
+        "10s: 1min 36s in all"
+    )
+    assert said in " ".join(render(run(slow=slow)).split())
+    assert plain_line(run(slow=slow)).endswith(said)
+    assert "slow" not in render(run())
+    slow.is_over = True
+    assert "cost the others 1.2s a step (31%) from step 41 to 120" in slow_words(slow)
 
 
 def test_of_ten_sites_the_links_that_matter_are_shown() -> None:

@@ -142,6 +142,22 @@ def test_no_path_is_broken_and_what_was_stopped_is_told_once() -> None:
     assert "stopped" not in text
 
 
+def test_each_site_that_was_slow_is_named() -> None:
+    period = {
+        "site": "eu",
+        "since_step": 3,
+        "last_step": 9,
+        "cost_s": 0.5,
+        "share": 0.25,
+        "total_s": 3.5,
+        "for_s": 14.0,
+    }
+    slow = [{**period, "is_over": True}, {**period, "site": "us", "is_over": False}]
+    text = " ".join(render({**SUMMARY, "slow_sites": slow}).split())
+    assert "site eu cost the others 500ms a step (25%) from step 3 to 9" in text
+    assert "site us costs the others 500ms a step (25%) since step 3" in text
+
+
 def test_uncounted_tokens_are_no_rate() -> None:
     found = rows(render({**SUMMARY, "counts_tokens": False}))
     assert ["speed", "4.96 steps/s"] in found

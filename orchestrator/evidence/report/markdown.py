@@ -40,6 +40,8 @@ def _run(facts: RunFacts) -> list[str]:
     parts += [f"Not shown: {_words(gap)}." for gap in facts.gaps]
     parts.append(_headline(wording.headline(facts)))
     parts += ["## Where the time of a step went", _table(wording.split_columns(facts.sites))]
+    if facts.slow:
+        parts += ["## Whom the others waited for", _table(wording.slow_columns(facts))]
     if facts.links:
         parts += ["## Links", _table(wording.measured_links(facts))]
     parts += ["## Timeline of a step", _timelines(facts)]

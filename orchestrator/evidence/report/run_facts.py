@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from isthmus.orchestrator.core.model_flops import Mfu
 from isthmus.orchestrator.core.run_metrics import PARTS, SiteMetrics
+from isthmus.orchestrator.core.slow_sites import SlowPeriod
 from isthmus.orchestrator.evidence.record.run_record import RunRecord, detail_of
 from isthmus.orchestrator.evidence.record.step_timelines import StepTimeline, choose
 from isthmus.orchestrator.evidence.report.planned_mfu import planned_mfu
@@ -161,6 +162,8 @@ class RunFacts:
     timelines: tuple[StepTimeline, ...]
     """The timelines of steps, at most MAX_STEPS of them."""
     notes: tuple[NoteFacts, ...]
+    slow: tuple[SlowPeriod, ...]
+    """When which site has kept the others waiting."""
     gaps: tuple[str, ...]
     mfu: float | None = None
     mfu_is_estimate: bool = False
@@ -247,6 +250,7 @@ def run_facts(record: RunRecord) -> RunFacts:
                 "run.ended",
             }  # these stand elsewhere on the page
         ),
+        slow=tuple(measured.slow),
         gaps=tuple(gaps),
     )
 

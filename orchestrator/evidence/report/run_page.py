@@ -73,6 +73,7 @@ def run_article(facts: RunFacts, prefix: str, level: str = "h2") -> Markup:
             "no time. MFU: model FLOPs a second, over the accelerators' peak; est., at 6 FLOPs a "
             "token and parameter; planned, what the step model predicts.",
         ),
+        _slow(facts),
         _timeline(facts, prefix),
         _losses(facts),
         _faults(facts),
@@ -257,6 +258,13 @@ def _faults(facts: RunFacts) -> Markup | None:
         "and what the run ended of."
     )
     return section("Faults", table(wording.fault_columns(facts)), lead=lead)
+
+
+def _slow(facts: RunFacts) -> Markup | None:
+    if not facts.slow:
+        return None
+    columns = table(wording.slow_columns(facts))
+    return section("Whom the others waited for", columns, lead=wording.SLOW_LEAD)
 
 
 def _notes(facts: RunFacts) -> Markup | None:

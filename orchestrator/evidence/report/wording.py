@@ -240,6 +240,29 @@ def fault_columns(facts: RunFacts) -> list[Column]:
     return columns_of(["mark", "what", "where", "after", "step"], rows, num_text=3)
 
 
+SLOW_LEAD = (
+    "A site that is late itself waits least. What it costs is how much longer the others wait than "
+    "it does, as their mean; named is who has cost a tenth of a step or more over ten steps."
+)
+
+
+def slow_columns(facts: RunFacts) -> list[Column]:
+    """Return which site kept the others waiting, since when, and what that cost them."""
+    rows = [
+        [
+            each.site,
+            str(each.since_step),
+            str(each.last_step) if each.is_over else "the end",
+            formats.duration(each.cost_s),
+            formats.share(each.share),
+            formats.duration(each.total_s),
+        ]
+        for each in facts.slow
+    ]
+    headings = ["site", "from step", "to step", "a step", "share", "in all"]
+    return columns_of(headings, rows)
+
+
 def note_columns(facts: RunFacts) -> list[Column]:
     """Return what was noted of the run, with its times."""
     rows = [[formats.clock(each.wall_s), formats.words(each.text)] for each in facts.notes]

@@ -75,6 +75,8 @@ class LiveTable:
             yield Text(f"loss {curve}")
         if phases := start_phases(run):
             yield unbroken(phases, width)
+        if run.HasField("slow"):
+            yield unbroken(slow_words(run.slow), width, style="yellow")
         if run.reason_code:
             yield unbroken(f"{formats.words(run.reason_code)}: {formats.words(run.reason)}", width)
         is_over = bool(run.reason_code)
@@ -149,6 +151,18 @@ def start_phases(run: control_pb2.Run) -> str:
     return f"{', '.join(told)}, first step"
 
 
+def slow_words(slow: control_pb2.SlowSite) -> str:
+    """Return which site the others wait for, how long, and since when."""
+    is_was, steps = "costs", f"since step {slow.since_step}"
+    if slow.is_over:
+        is_was, steps = "cost", f"from step {slow.since_step} to {slow.last_step}"
+    return (
+        f"slow, not hung: site {formats.words(slow.site)} {is_was} the others "
+        f"{formats.duration(slow.cost_s)} a step ({formats.share(slow.share)}) {steps}, "
+        f"for {formats.duration(slow.for_s)}: {formats.duration(slow.total_s)} in all"
+    )
+
+
 def current_phase(run: control_pb2.Run) -> str:
     """Return the phase that a run is in which starts, by its first word; empty: it does not."""
     return start_phases(run).partition(" (")[0].rpartition(", ")[2].partition(" ")[0]
@@ -213,6 +227,8 @@ def plain_line(run: control_pb2.Run) -> str:
     parts = [formats.outcome(run), *_figures(run)]
     if phases := start_phases(run):
         parts.append(phases)
+    if run.HasField("slow"):
+        parts.append(slow_words(run.slow))
     if run.reason_code:
         parts.append(f"{formats.words(run.reason_code)}: {formats.words(run.reason)}")
     return "  ".join(parts)

@@ -23,6 +23,7 @@ from isthmus.orchestrator.evidence.view.live import (
     link_columns,
     links_that_matter,
     noted,
+    slow_words,
     sparkline,
     unbroken,
 )
@@ -46,6 +47,9 @@ class RunSummary:
             yield unbroken(f"{code}: {reason}", options.max_width)
         for line in _notes(summary):
             yield unbroken(line, options.max_width, style="yellow")
+        for period in summary.get("slow_sites") or []:
+            words = slow_words(control_pb2.SlowSite(**period))
+            yield unbroken(words, options.max_width, style="yellow")
         yield from _failure(summary.get("failure"), options.max_width)
         facts = Table.grid(padding=(0, 2))
         width = max(8, min(_CURVE_WIDTH, options.max_width - 32))

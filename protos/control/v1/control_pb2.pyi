@@ -1405,6 +1405,48 @@ class ListRunsResponse(google.protobuf.message.Message):
 global___ListRunsResponse = ListRunsResponse
 
 @typing.final
+class SlowSite(google.protobuf.message.Message):
+    """A site that is late, and costs the others time; it does not hang."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: builtins.int
+    SINCE_STEP_FIELD_NUMBER: builtins.int
+    LAST_STEP_FIELD_NUMBER: builtins.int
+    COST_S_FIELD_NUMBER: builtins.int
+    SHARE_FIELD_NUMBER: builtins.int
+    TOTAL_S_FIELD_NUMBER: builtins.int
+    FOR_S_FIELD_NUMBER: builtins.int
+    IS_OVER_FIELD_NUMBER: builtins.int
+    site: builtins.str
+    since_step: builtins.int
+    last_step: builtins.int
+    cost_s: builtins.float
+    """a step, to each other site, on average"""
+    share: builtins.float
+    """of the others' time"""
+    total_s: builtins.float
+    """since that step"""
+    for_s: builtins.float
+    """time since that step"""
+    is_over: builtins.bool
+    def __init__(
+        self,
+        *,
+        site: builtins.str = ...,
+        since_step: builtins.int = ...,
+        last_step: builtins.int = ...,
+        cost_s: builtins.float = ...,
+        share: builtins.float = ...,
+        total_s: builtins.float = ...,
+        for_s: builtins.float = ...,
+        is_over: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cost_s", b"cost_s", "for_s", b"for_s", "is_over", b"is_over", "last_step", b"last_step", "share", b"share", "since_step", b"since_step", "site", b"site", "total_s", b"total_s"]) -> None: ...
+
+global___SlowSite = SlowSite
+
+@typing.final
 class Run(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1447,6 +1489,7 @@ class Run(google.protobuf.message.Message):
     NUM_STEPS_FIELD_NUMBER: builtins.int
     LOSS_CURVE_FIELD_NUMBER: builtins.int
     CODEC_FIELD_NUMBER: builtins.int
+    SLOW_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     name: builtins.str
     state: global___RunState.ValueType
@@ -1497,6 +1540,10 @@ class Run(google.protobuf.message.Message):
     def loss_curve(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
         """the curve of the loss so far, as at most 40 means of equal parts"""
 
+    @property
+    def slow(self) -> global___SlowSite:
+        """the site that the others wait for now, if there is one"""
+
     def __init__(
         self,
         *,
@@ -1523,9 +1570,10 @@ class Run(google.protobuf.message.Message):
         num_steps: builtins.int = ...,
         loss_curve: collections.abc.Iterable[builtins.float] | None = ...,
         codec: builtins.str = ...,
+        slow: global___SlowSite | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["failure", b"failure"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "codec", b"codec", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "epoch", b"epoch", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "loss_curve", b"loss_curve", "members", b"members", "name", b"name", "noted", b"noted", "notes", b"notes", "num_steps", b"num_steps", "position", b"position", "priority", b"priority", "reason", b"reason", "reason_code", b"reason_code", "run_id", b"run_id", "sites", b"sites", "state", b"state", "totals", b"totals"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["failure", b"failure", "slow", b"slow"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "codec", b"codec", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "epoch", b"epoch", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "loss_curve", b"loss_curve", "members", b"members", "name", b"name", "noted", b"noted", "notes", b"notes", "num_steps", b"num_steps", "position", b"position", "priority", b"priority", "reason", b"reason", "reason_code", b"reason_code", "run_id", b"run_id", "sites", b"sites", "slow", b"slow", "state", b"state", "totals", b"totals"]) -> None: ...
 
 global___Run = Run
 
