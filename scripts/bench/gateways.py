@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
             codec=options.codec,
             channels=options.channels,
             chunk_bytes=chunk_bytes
-            or chunk_bytes_for(1 << 20, options.codec, bits_per_s / 8, rtt_s),
+            or chunk_bytes_for(1 << 20, options.codec, bits_per_s / 8, rtt_s, is_gather=True),
             num_buckets=options.buckets,
             num_bytes=options.mib << 20,
             held_bytes=options.held_mib << 20,

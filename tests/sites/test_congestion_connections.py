@@ -302,7 +302,7 @@ def test_connections_that_are_new_to_the_count_make_no_link_faster(
     with socket.socket() as first, socket.socket() as later:
         for delivered, connection in [(10_000, first), (700_000_000, later), (700_010_000, later)]:
             found = Segments(9, 0, "", 0.08, 0.08, False, delivered, 1448)
-            call = SimpleNamespace(socket=connection)
+            call = SimpleNamespace(socket=connection, limit=lambda *_: None)
             streams._carrying = {0: _Carrying(call, Progress(0.0, 1.0))}  # type: ignore[arg-type]
             monkeypatch.setattr(connections, "segments_of", lambda _connections, found=found: found)
             for _ in range(30):
@@ -408,6 +408,7 @@ def test_frames_leave_by_no_more_connections_than_the_window_holds_frames(tmp_pa
     async def fed(num_in_flight: int) -> list[int]:
         idle = {index: asyncio.get_running_loop().create_future() for index in (5, 3, 1, 0)}
         streams._idle = dict(idle)
+        streams._carrying = dict.fromkeys(idle, _Carrying(SimpleNamespace(), Progress(0.0, 1.0)))  # type: ignore[arg-type]
         outbox.limit(num_in_flight * outbox.totals().longest_bytes)
         streams._feed()
         return [index for index, waiter in idle.items() if waiter.done()]

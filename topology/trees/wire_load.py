@@ -72,6 +72,9 @@ _ROUND_TRIP_MIN_S = 0.01
 _FRAME_MIN_S = 0.01
 """Shortest duration of a frame on the slowest link: smaller ones cost more processor time than they
 gain."""
+_GATHER_FRAME_S = 0.04
+"""Duration of a frame in a gather. A later frame of higher priority waits for it, and each costs a
+gateway about a millisecond of processor time whatever its size."""
 _CHUNK_BYTES_MIN = 64 << 10
 _CHUNK_BYTES_ENOUGH = 256 << 10
 """Chunk size above which a message's fixed cost is negligible: four sites whose links differ take
@@ -99,7 +102,13 @@ def chunk_bytes_of(job: Job, topology: Topology, plan: ReductionPlan) -> int:
     for ((source, target), codec), part in carried.items():
         link = topology.link(names[source], names[target])
         assert link is not None, "the plan uses links that are there"
-        size = chunk_bytes_for(exchange.chunk_bytes, codec, link.bytes_per_s, link.rtt_s)
+        size = chunk_bytes_for(
+            exchange.chunk_bytes,
+            codec,
+            link.bytes_per_s,
+            link.rtt_s,
+            is_gather=plan.is_gather,
+        )
         powers += part / link.bytes_per_s * math.log2(size / exchange.chunk_bytes)
         busy += part / link.bytes_per_s
     if not powers:
@@ -108,23 +117,27 @@ def chunk_bytes_of(job: Job, topology: Topology, plan: ReductionPlan) -> int:
     return min(exchange.chunk_bytes, 1 << size)
 
 
-def chunk_bytes_for(wanted_bytes: int, codec: str, bytes_per_s: float, rtt_s: float) -> int:
+def chunk_bytes_for(
+    wanted_bytes: int, codec: str, bytes_per_s: float, rtt_s: float, *, is_gather: bool = False
+) -> int:
     """Return the chunk size for one link in float32 bytes, at most the job's.
 
-    Frames are acknowledged as a whole, so several must fit the link's BDP; with larger ones the
-    link runs dry, or a router's queue overflows. And a sum is passed on only once the whole chunk
-    has arrived. Small chunks cost too much processor time: up to _CHUNK_BYTES_ENOUGH, two in flight
-    must do.
+    In a tree a sum is passed on only once the whole chunk has arrived, so several must fit the
+    link's BDP. Small chunks cost too much processor time: up to _CHUNK_BYTES_ENOUGH, two in flight
+    must do. In a gather nothing is passed on, so a chunk may take _GATHER_FRAME_S.
 
     Args:
         wanted_bytes: chunk size in the job.
         codec: name of the codec; the smaller its output, the larger the chunk.
         bytes_per_s: of the link.
         rtt_s: of the link.
+        is_gather: whether every site sends its part to every other.
     """
     ratio = RATIOS.get(codec, 1.0)
     held = max(bytes_per_s * max(rtt_s, _ROUND_TRIP_MIN_S) / ratio, 1.0)
     best = int(held / _CHUNKS_ON_THE_WAY)
+    if is_gather:
+        best = max(best, int(bytes_per_s * _GATHER_FRAME_S / ratio))
     if best >= wanted_bytes:
         return wanted_bytes
     frame_min = max(bytes_per_s * _FRAME_MIN_S / ratio, 1.0)

@@ -29,7 +29,7 @@ from isthmus.protos.errors import RemoteProtocolError
 from isthmus.protos.limits import EXCHANGE_CHANNEL_BYTES
 from isthmus.protos.mutual_tls import UnlikeKeyError
 from isthmus.protos.security import Security
-from isthmus.sites.gateway.links.congestion.kernel import traffic_of
+from isthmus.sites.gateway.links.congestion.kernel import traffic_of, unacknowledged_bytes
 from isthmus.sites.gateway.links.http2 import (
     CANCEL,
     NO_ERROR,
@@ -52,6 +52,12 @@ _WAKE_BYTES: Final = 64 << 10
 """The kernel wakes the loop when this much of a message, or all of it, has arrived. It must fit a
 new connection's receive buffer: Linux begins with 128 KiB, half of it for bookkeeping."""
 _WAKE_MIN_BYTES: Final = 16 << 10
+_WAKE_BYTES_MAX: Final = 1 << 20
+_WAKE_SHARE: Final = 16
+"""The kernel's receive buffer grows with what has come. So the loop is woken by up to this part of
+it, and at most _WAKE_BYTES_MAX: a frame of 1 MiB wakes it once or twice then, and not 16 times."""
+_PIECE_BYTES: Final = 16 << 10
+"""Under a window, at least this much is written at a time, or all that is left."""
 _TLS_BYTES: Final = 32 << 10
 """Upper limit on received bytes of a message that TLS has not deciphered yet."""
 _MESSAGES_MAX: Final = 4
@@ -165,9 +171,16 @@ class FrameCall:
         self._is_reading = False
         self._deciphered: asyncio.Handle | None = None
         self._wake_bytes = 1
+        self._read_bytes = 0
+        """Bytes of messages read so far, about."""
         self._out: deque[memoryview] = deque()
         self._writer: asyncio.Future[None] | None = None
         self._is_writing = False
+        self._window_bytes = _ANY_NUMBER
+        """Limit on bytes that the peer's TCP has not acknowledged."""
+        self._look_s = 0.0
+        """Interval at which it is looked whether the window has room."""
+        self._next_look: asyncio.TimerHandle | None = None
         self._is_ending = False
         """The server has sent its trailers."""
         self._error: tuple[grpc.StatusCode, str] | None = None
@@ -384,6 +397,7 @@ class FrameCall:
                 if not count:
                     self._break_off(grpc.StatusCode.UNAVAILABLE, "it was closed")
                     return
+                self._read_bytes += count
                 num_messages = len(self._messages)
                 for event in self._http2.filled(count):
                     self._take(event)
@@ -516,7 +530,8 @@ class FrameCall:
         """Set the socket's low-water mark: wake the loop at that many bytes, not at each packet."""
         if self._is_tls:
             wanted_bytes -= _TLS_BYTES
-        wake = min(wanted_bytes, _WAKE_BYTES) if wanted_bytes >= _WAKE_MIN_BYTES else 1
+        most = max(_WAKE_BYTES, min(_WAKE_BYTES_MAX, self._read_bytes // _WAKE_SHARE))
+        wake = min(wanted_bytes, most) if wanted_bytes >= _WAKE_MIN_BYTES else 1
         if wake != self._wake_bytes and not self._is_closed:
             with contextlib.suppress(OSError):
                 self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
@@ -546,17 +561,49 @@ class FrameCall:
             self._break_off(grpc.StatusCode.RESOURCE_EXHAUSTED, "it reads no answers")
         self._flush()
 
+    def limit(self, window_bytes: int, look_s: float) -> None:
+        """Have at most `window_bytes` on the way that TCP has not acknowledged.
+
+        The kernel wakes nobody when bytes are acknowledged. So while the window is full, it is
+        looked at every `look_s`. May be called from any thread.
+        """
+        self._window_bytes, self._look_s = window_bytes, look_s
+
+    def _room(self) -> int:
+        """Return how many bytes may be written now."""
+        window_bytes = self._window_bytes
+        if window_bytes == _ANY_NUMBER:
+            return window_bytes
+        room = window_bytes - unacknowledged_bytes(self.socket)
+        # TLS wants a write repeated with no less, and its records have up to 16 KiB.
+        return max(room, _PIECE_BYTES) if room >= min(_PIECE_BYTES, window_bytes // 2) else 0
+
+    def _look_for_room(self) -> None:
+        self._next_look = None
+        self._flush()
+
     def _flush(self) -> None:
-        """Write as much as TCP takes now; the loop calls again when it takes more."""
+        """Write as much as TCP and the window take now; go on when they take more."""
+        if self._next_look is not None:
+            return
+        is_full = False
         try:
+            room = self._room() if self._out and not self._is_closed else 0
             while self._out and not self._is_closed:
-                self._drop(self._send())
+                if room <= 0:
+                    is_full = True
+                    break
+                num_bytes = self._send(room)
+                room -= num_bytes
+                self._drop(num_bytes)
         except (BlockingIOError, InterruptedError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             pass
         except OSError as error:
             self._break_off(grpc.StatusCode.UNAVAILABLE, error.strerror or str(error))
             return
-        wants = bool(self._out) and not self._is_closed
+        if is_full and not self._is_closed:
+            self._next_look = self._loop.call_later(self._look_s, self._look_for_room)
+        wants = bool(self._out) and not self._is_closed and not is_full
         if wants != self._is_writing and not self._is_closed:
             self._is_writing = wants
             if wants:
@@ -574,10 +621,11 @@ class FrameCall:
             # TLS's own shutdown would also end reading.
             socket.socket.shutdown(self.socket, socket.SHUT_WR)
 
-    def _send(self) -> int:
-        if self._is_tls or len(self._out) == 1:
-            return self.socket.send(self._out[0])
-        return self.socket.sendmsg((self._out[0], self._out[1]))
+    def _send(self, room: int) -> int:
+        first = self._out[0][:room]
+        if self._is_tls or len(self._out) == 1 or len(first) == room:
+            return self.socket.send(first)
+        return self.socket.sendmsg((first, self._out[1][: room - len(first)]))
 
     def _drop(self, num_bytes: int) -> None:
         while num_bytes:
@@ -627,6 +675,8 @@ class FrameCall:
         self._is_reading = self._is_writing = False
         if self._looking is not None:
             self._looking.cancel()
+        if self._next_look is not None:
+            self._next_look.cancel()
         self._is_closed = True
         self.over.set()
         self._out.clear()

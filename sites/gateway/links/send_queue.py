@@ -114,6 +114,8 @@ class SendQueue:
     def __init__(self, window_bytes: int, rtt_s: float) -> None:
         """Limit unacknowledged bytes to a window; `rtt_s` is the described round trip."""
         self.window_bytes = window_bytes
+        self.on_the_way_bytes = window_bytes
+        """Limit on bytes that TCP has not acknowledged."""
         self.round_trip = IdleRoundTrip(rtt_s)
         self.unsent_bytes = 0
         self.unacknowledged_bytes = 0
@@ -232,8 +234,9 @@ class SendQueue:
 
     @property
     def num_in_flight(self) -> int:
-        """Frames that fit the window, by the longest frame so far."""
-        return max(1, self.window_bytes // max(1, self._totals.longest_bytes))
+        """Frames that share the bytes on the way, by the longest frame so far."""
+        on_the_way_bytes = min(self.window_bytes, self.on_the_way_bytes)
+        return max(1, -(-on_the_way_bytes // max(1, self._totals.longest_bytes)))
 
     def totals(self, now_s: float) -> LinkTotals:
         """Return a copy of the sums, up to now."""
@@ -414,10 +417,10 @@ class Outbox:
             self._queue.clear(time.monotonic())
             self._emptied.notify_all()
 
-    def limit(self, window_bytes: int) -> None:
-        """Change the window."""
+    def limit(self, on_the_way_bytes: int) -> None:
+        """Change how many bytes may be on the way that TCP has not acknowledged."""
         with self._lock:
-            self._queue.window_bytes = window_bytes
+            self._queue.on_the_way_bytes = on_the_way_bytes
 
     def waited_back_s(self, longer_s: float) -> float:
         """Return the queueing delay of acknowledgements.

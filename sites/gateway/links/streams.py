@@ -93,6 +93,8 @@ class Streams:
         self._lock = threading.Lock()
         self._wire: WireLoop | None = None
         self._is_closed = False
+        self._window_bytes = outbox.window_bytes
+        self._look_s = 0.0
         # Used on the loop's thread only.
         self._said: set[str] = set()
         """Errors of broken streams already logged since frames last got through."""
@@ -105,6 +107,22 @@ class Streams:
     def connections(self) -> tuple[socket.socket, ...]:
         """The open connections. They may end at any time."""
         return tuple(each.call.socket for each in tuple(self._carrying.values()))
+
+    def limit(self, window_bytes: int, look_s: float) -> None:
+        """Limit the bytes on the way, on all connections together.
+
+        Args:
+            window_bytes: that TCP has not acknowledged.
+            look_s: interval at which a full window is looked at.
+        """
+        self._window_bytes, self._look_s = window_bytes, look_s
+        self._outbox.limit(window_bytes)
+        for each in tuple(self._carrying.values()):
+            self._limit(each.call)
+
+    def _limit(self, call: FrameCall) -> None:
+        num_carrying = max(1, min(self.num_streams, self._outbox.num_in_flight))
+        call.limit(self._window_bytes // num_carrying, self._look_s)
 
     def grow(self, num_streams: int) -> None:
         """Start streams up to `num_streams`. Called by one thread at a time."""
@@ -185,6 +203,7 @@ class Streams:
         progress = Progress(asyncio.get_running_loop().time(), self._patience_s)
         carrying = self._carrying[index] = _Carrying(call, progress)
         self._set_up(call.socket)
+        self._limit(call)
         sending = asyncio.create_task(self._send(call, index))
         sending.add_done_callback(self._report)
         try:
@@ -224,9 +243,9 @@ class Streams:
 
     def _feed(self) -> None:
         """Give idle streams, in turn, the frames that may leave now."""
-        while self._idle:
-            # If all streams took turns, each would idle in between, and TCP restart slowly.
-            most = self._outbox.num_in_flight
+        # If all streams took turns, each would idle in between, and TCP restart slowly.
+        most = self._outbox.num_in_flight
+        while self._idle and len(self._carrying) - len(self._idle) < most:
             index = next((each for each in self._idle if each < most), next(iter(self._idle)))
             item = self._outbox.take(index)
             if item is None:

@@ -176,12 +176,11 @@ class ChannelGrowth:
                 back_s=back_s,
             ),
             self._pace.believed_bytes_per_s,
-            totals.longest_bytes,
             now_s,
             is_measured=self._pace.is_measured,
         )
         if not self._link.is_shared:  # with a share, there is nothing to probe for
-            self._outbox.limit(window_bytes)
+            self._streams.limit(window_bytes, self._window.look_s)
         if is_other_pace:
             self._grow_for(self._pace.most_bytes_per_s)
         self._follow_losses(sample.congestion_control, now_s)

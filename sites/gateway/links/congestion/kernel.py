@@ -34,6 +34,7 @@ from isthmus.sites.gateway.links.send_queue import Outbox
 
 _log = logging.getLogger(__name__)
 
+_INT: Final = struct.Struct("i")
 _MSS_AT: Final = 16  # linux/tcp.h, struct tcp_info
 _UNACKED_AT: Final = 24
 _RTT_US_AT: Final = 68
@@ -118,10 +119,20 @@ def traffic_of(connection: socket.socket, unwritten_bytes: int) -> Traffic:
         OSError: the connection has ended.
     """
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-    (left_bytes,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
+    left_bytes = unacknowledged_bytes(connection)
     (taken_bytes,) = struct.unpack_from("=Q", info, _BYTES_ACKED_AT)
     (received_bytes,) = struct.unpack_from("=Q", info, _BYTES_RECEIVED_AT)
     return Traffic(taken_bytes, left_bytes + unwritten_bytes, received_bytes)
+
+
+def unacknowledged_bytes(connection: socket.socket) -> int:
+    """Return the bytes that were written and that the peer's TCP has not acknowledged.
+
+    Raises:
+        OSError: the connection has ended.
+    """
+    (left_bytes,) = _INT.unpack(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
+    return int(left_bytes)
 
 
 def set_up(connections: Connections, link: PeerLink, pace_bytes_per_s: float) -> None:
