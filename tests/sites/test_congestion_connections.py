@@ -162,6 +162,12 @@ def test_some_chunks_are_on_the_way_at_once(
     assert chunk_bytes_for(1000, codec, *link) == 1000, "the job's, if that is smaller"
 
 
+def test_a_chunk_of_a_gather_takes_40_ms_to_send() -> None:
+    """Nobody waits for a whole one to pass a sum on."""
+    found = [chunk_bytes_for(1 << 20, "fp32", rate, 0.02, is_gather=True) for rate in (50e6, 18e6)]
+    assert found == [1 << 20, 512 << 10]
+
+
 LINK = PeerLink(site="birch", bytes_per_s=125e6, rtt_s=0.08, max_flows=16)
 PEER = Peer("birch", 0, "127.0.0.1", 1)
 

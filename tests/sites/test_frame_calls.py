@@ -394,6 +394,46 @@ def test_a_handler_gets_what_the_client_says_beside(world: World, client: str) -
     assert call.auth_context() == ({"peer_uri": [uri]} if world.folder else {})
 
 
+def test_nothing_leaves_while_the_window_is_full(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peer's TCP acknowledges nothing, then all but 40 kB, then everything."""
+    window_bytes, message = 100_000, bytes(range(250)) * 4000
+    looks, sent, on_the_way = 0, [0], window_bytes
+
+    def unacknowledged_bytes(_connection: socket.socket) -> int:
+        nonlocal looks
+        looks += 1
+        sent.append(0)
+        return on_the_way
+
+    real = FrameCall._drop
+
+    def drop(call: FrameCall, num_bytes: int) -> None:
+        sent[-1] += num_bytes
+        real(call, num_bytes)
+
+    async def story() -> None:
+        nonlocal on_the_way
+        async with echo_call(world, "ours to library") as call:
+            assert isinstance(call, OurCall)
+            call.call.limit(window_bytes, 0.001)
+            monkeypatch.setattr(frame_calls, "unacknowledged_bytes", unacknowledged_bytes)
+            monkeypatch.setattr(FrameCall, "_drop", drop)
+            writing = asyncio.create_task(call.write(message))
+            await until(lambda: looks >= 5)
+            assert sum(sent) == 0
+            on_the_way = 60_000
+            await until(lambda: sum(sent) > 80_000)
+            assert max(sent) <= 40_000
+            on_the_way = 0
+            assert await call.read() == message
+            assert max(sent) <= window_bytes
+            await writing
+
+    run(story())
+
+
 @asynccontextmanager
 async def streams_to(
     world: World, address: Address
