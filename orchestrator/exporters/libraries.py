@@ -6,9 +6,8 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from isthmus.orchestrator.exporters.webhook import URL
 from isthmus.topology.spec.errors import Problem
-from isthmus.topology.spec.exporters import Exporters
+from isthmus.topology.spec.exporters import WEBHOOK_URL, Exporters
 from isthmus.topology.spec.job import Job
 from isthmus.topology.text.yaml_document import read_with_overrides
 
@@ -54,8 +53,8 @@ def _lacking(exporters: Exporters, environ: Mapping[str, str]) -> Iterator[tuple
                 f"pip install 'isthmus[{extra}]'",
             )
     webhook = exporters.webhook
-    if webhook is not None and not webhook.url and not environ.get(URL):
-        yield "webhook", f"want url, or {URL} in the coordinator's environment"
+    if webhook is not None and not webhook.url and not environ.get(WEBHOOK_URL):
+        yield "webhook", f"want url, or {WEBHOOK_URL} in the coordinator's environment"
 
 
 def _is_installed(module: str) -> bool:

@@ -48,7 +48,7 @@ class MlflowRun:
 
     def open(self) -> str:
         """Find the run there, or begin it."""
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         # MLflow 3 keeps runs in folders only where it is asked to; it is, by this uri.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")

@@ -13,6 +13,8 @@ from isthmus.protos.failure import reason_of
 
 MAX_WAITING = 256
 """Updates that wait for a tool, at two a second; later ones are dropped."""
+MAX_TOLD = 5
+"""Times that a tool which fails now and then is told of; what it misses is counted all the same."""
 REOPEN_S = 10.0
 """Between two attempts to get a tool ready."""
 
@@ -37,7 +39,7 @@ class Outlet:
         self._waiting: queue.Queue[Update | None] = queue.Queue(max_waiting)
         self._thread = threading.Thread(target=self._run, name=f"exporter {name}", daemon=True)
         self._is_open, self._open_at_s = False, 0.0
-        self._trouble = ""
+        self._trouble, self._num_told = "", 0
         self._lock = threading.Lock()
         self._num_missed = 0
         self._is_behind = False
@@ -73,7 +75,12 @@ class Outlet:
         with self._lock:
             self._num_missed += 1
         if not self._trouble:
-            self._say(f"{self._name} takes nothing: {why}; the run goes on without it", True)
+            self._num_told += 1
+            if self._num_told <= MAX_TOLD:
+                last = "; not told again" if self._num_told == MAX_TOLD else ""
+                self._say(
+                    f"{self._name} takes nothing: {why}; the run goes on without it{last}", True
+                )
         self._trouble = why
 
     def _run(self) -> None:
@@ -100,4 +107,5 @@ class Outlet:
         self._tool.send(update)
         if self._trouble:
             self._trouble = ""
-            self._say(f"{self._name} takes what comes again", False)
+            if self._num_told < MAX_TOLD:
+                self._say(f"{self._name} takes what comes again", False)

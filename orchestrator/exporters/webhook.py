@@ -12,10 +12,8 @@ from urllib.parse import urlsplit
 from isthmus.orchestrator.exporters.figures import Told
 from isthmus.orchestrator.exporters.tool import Update
 from isthmus.orchestrator.run_folder.run_files import strict_json
-from isthmus.topology.spec.exporters import Webhook
+from isthmus.topology.spec.exporters import WEBHOOK_TOKEN, WEBHOOK_URL, Webhook
 
-URL, TOKEN = "ISTHMUS_WEBHOOK_URL", "ISTHMUS_WEBHOOK_TOKEN"
-"""Variables of the coordinator: the URL where the job has none, and a bearer token, if wanted."""
 POST_S = 5.0
 """Time for one attempt."""
 PAUSES_S = (0.0, 1.0, 4.0)
@@ -35,8 +33,8 @@ class WebhookPost:
     ) -> None:
         """Post nothing yet; `environ` is the coordinator's environment."""
         self._on, self._run, self._job, self._sleep = settings.on, run_id, job, sleep
-        self._url = settings.url or environ.get(URL, "")
-        self._token = environ.get(TOKEN, "")
+        self._url = settings.url or environ.get(WEBHOOK_URL, "")
+        self._token = environ.get(WEBHOOK_TOKEN, "")
 
     def open(self) -> str:
         """Do nothing: whether somebody answers is seen at the first event."""

@@ -95,6 +95,23 @@ def test_one_that_works_again_is_told() -> None:
     assert tool.sent == [UPDATE]
 
 
+def test_one_that_fails_now_and_then_does_not_fill_the_runs_notes() -> None:
+    tool, said = FakeTool(), Said()
+    outlet = Outlet("tool", tool, said)
+    outlet.start()
+    for number in range(20):
+        tool.fails = True
+        outlet.put(UPDATE)
+        wait_for(lambda number=number: outlet._num_missed == number + 1)  # type: ignore[misc]
+        tool.fails = False
+        outlet.put(UPDATE)
+        wait_for(lambda number=number: len(tool.sent) == number + 1)  # type: ignore[misc]
+    outlet.finish(time.monotonic() + 10)
+    assert len(said.warnings) == 6
+    assert said.warnings[4].endswith("the run goes on without it; not told again")
+    assert said.warnings[5] == "tool has missed 20 updates"
+
+
 def test_one_that_cannot_be_opened_is_tried_again_later_and_at_the_end() -> None:
     tool, said, now_s = FakeTool(cannot_open=True), Said(), [100.0]
     outlet = Outlet("tool", tool, said, now_s=lambda: now_s[0])

@@ -12,31 +12,47 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from isthmus.orchestrator.coordinator.journal import Journal, JournalReader
+from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.exporters import libraries
 from isthmus.orchestrator.exporters.run_follower import POSITION
 from isthmus.orchestrator.run_folder.home import RunFolder
+from isthmus.orchestrator.run_folder.run_files import RunFiles
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.own_processes import own_command
 from tests.fakes.coordinators import FakeAgent, active, coordinating, run_scenario, status_of
-from tests.fakes.exported_runs import exported_run, needs_library, receiving
+from tests.fakes.exported_runs import exported_run, needs_library, receiving, records_of
 from tests.fakes.recorded_runs import append_line, metric
 from tests.fakes.waiting import until
 from tests.fakes.worlds import JOB
+from tests.orchestrator.test_exporters_tensorboard import scalars_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
 WITHIN_S = 60.0
 
 
-def started(folder: RunFolder) -> subprocess.Popen[str]:
-    words = ("--run", folder.run_id, "--folder", str(folder.path), "--state", str(folder.path))
+def append(journal: Journal, event: RecordedEvent) -> None:
+    journal.append(
+        event.kind,
+        wall_s=event.wall_s,
+        generation=event.generation,
+        run_id=event.run_id,
+        site=event.site,
+        detail=event.detail,
+    )
+
+
+def started(folder: RunFolder, run_id: str = "r1") -> subprocess.Popen[str]:
+    words = ("--run", run_id, "--folder", str(folder.path), "--state", str(folder.path))
     return subprocess.Popen(
         own_command("isthmus.orchestrator.exporters", *words),
         stdin=subprocess.PIPE,
@@ -245,6 +261,36 @@ def test_a_job_whose_exporter_is_not_installed_is_refused_with_the_cure(
             )
 
     run_scenario(scenario())
+
+
+def test_the_next_exporters_go_on_where_the_ones_before_were_asked_to_end(tmp_path: Path) -> None:
+    """Every step and event is there once, though the coordinator was gone in between."""
+    needs_library("tensorboard")
+    with receiving() as received:
+        exporters = (
+            f"{{tensorboard: {{}}, webhook: {{url: '{received.url}', on: [checkpoint, end]}}}}"
+        )
+        whole = exported_run(tmp_path / "whole", exporters)
+        folder = RunFolder(tmp_path / "part")
+        with JournalReader(whole.path) as journal:
+            *begun, ended = journal.events("r1")
+        files, records = RunFiles(folder.path), records_of(whole)
+        half = len(records) // 2
+        with Journal(folder.path) as journal:
+            files.write_spec((whole.path / "run_spec.json").read_bytes())
+            for part, events in ((records[:half], begun), (records[half:], [ended])):
+                files.append_metrics(part)
+                saved = {"note": "checkpoint", "step": len(part)}
+                for each in (*events, replace(begun[-1], kind="checkpoint.written", detail=saved)):
+                    append(journal, each)
+                process = started(folder, "r1")
+                process.stdin.close()  # type: ignore[union-attr]
+                process.stdin = None
+                finished(process)
+        assert [each["event"] for each in received.objects] == ["checkpoint", "end", "checkpoint"]
+    scalars, _ = scalars_of(folder.path / "tensorboard")
+    assert [step for step, _ in scalars["loss"]] == list(range(1, 41))
+    assert [step for step, _ in scalars["step_seconds/virginia"]] == list(range(1, 41))
 
 
 def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from isthmus.orchestrator.exporters.figures import Told
 from isthmus.orchestrator.exporters.tool import Update
-from isthmus.orchestrator.exporters.webhook import PAUSES_S, TOKEN, URL, WebhookPost
-from isthmus.topology.spec.exporters import Webhook
+from isthmus.orchestrator.exporters.webhook import PAUSES_S, WebhookPost
+from isthmus.topology.spec.exporters import WEBHOOK_TOKEN, WEBHOOK_URL, Webhook
 from tests.fakes.exported_runs import exported_run, receiving, spec_with, update_of
 
 
@@ -63,7 +63,10 @@ def test_the_events_that_are_asked_for_are_posted_with_all_that_is_known() -> No
 def test_secrets_come_from_the_environment_and_are_not_told() -> None:
     with receiving() as received:
         webhook = WebhookPost(
-            Webhook(on=("end",)), "r1", "job", {URL: f"{received.url}/5ecret", TOKEN: "t0ken"}
+            Webhook(on=("end",)),
+            "r1",
+            "job",
+            {WEBHOOK_URL: f"{received.url}/5ecret", WEBHOOK_TOKEN: "t0ken"},
         )
         assert "5ecret" not in webhook.open()
         webhook.send(Update(samples=(), events=(told("end"),)))

@@ -12,6 +12,8 @@ EVENTS = ("lost", "returned", "epoch", "checkpoint", "failure", "end")
 """The kinds of events that are exported: a site was lost, or takes part again; the members or the
 trees changed; a checkpoint was written; something failed; the run ended."""
 WANDB_MODES = ("online", "offline")
+WEBHOOK_URL, WEBHOOK_TOKEN = "ISTHMUS_WEBHOOK_URL", "ISTHMUS_WEBHOOK_TOKEN"
+"""Variables of the coordinator: the URL where the job has none, and a bearer token, if wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,7 @@ class Webhook:
     """The settings of posting events as JSON."""
 
     url: str | None = None
-    """None: by ISTHMUS_WEBHOOK_URL, for a URL that is a secret."""
+    """None: by WEBHOOK_URL, for a URL that is a secret."""
     on: tuple[str, ...] = ("lost", "returned", "failure", "end")
     """Some of EVENTS."""
 
