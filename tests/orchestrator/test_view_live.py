@@ -156,7 +156,8 @@ def test_a_start_is_told_by_its_phases(states: tuple[str, ...], phase: str, show
     forming = starting(*states)
     assert current_phase(forming) == phase
     assert start_phases(forming).endswith(shown)
-    assert "site" not in render(forming), "no table is empty"
+    forming.links.add(source="s0", target="s1", latest={"sent_bytes": 0.0, "raw_bytes": 0.0})
+    assert len(render(forming).splitlines()) <= 3, "no table is empty"
     assert not start_phases(run())
     assert not current_phase(run())
 

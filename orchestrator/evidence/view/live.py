@@ -73,6 +73,9 @@ class LiveTable:
             yield unbroken("  ".join(shown), width)
         if curve := sparkline(run.loss_curve, width, ASCII if options.ascii_only else BLOCKS):
             yield Text(f"loss {curve}")
+        links, step_s = _link_figures(run), _step_s(run)
+        if cost := egress_of(links, active_s=run.active_s, step_s=step_s, codec=run.codec):
+            yield unbroken(f"egress {cost.line()}", width)
         if phases := start_phases(run):
             yield unbroken(phases, width)
         if run.HasField("slow"):
@@ -83,13 +86,11 @@ class LiveTable:
         notes = [each for each in run.noted if not (is_over and each.kind == STOPPING)]
         for line in noted(notes, [site.site for site in run.sites]):
             yield unbroken(line, width, style="yellow")
-        has_begun = run.state not in _WAITING or any(site.latest for site in run.sites)
-        if run.sites and has_begun:
+        if run.state in _WAITING and _step(run) is None:
+            return  # every table would be empty
+        if run.sites:
             yield Text()
             yield _sites(run)
-        links = _link_figures(run)
-        if cost := egress_of(links, active_s=run.active_s, step_s=_step_s(run), codec=run.codec):
-            yield unbroken(f"egress {cost.line()}", width)
         if links:
             shown_links = links_that_matter(links, self._num_links)
             yield Text()
