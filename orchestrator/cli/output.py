@@ -85,7 +85,7 @@ class Output:
         self.note(f"{click.style('error:', fg='red', bold=True)} {error}")
         if isinstance(error.where, Mapping) and error.where.get("log_path"):
             self.note(f"log: {error.where['log_path']}")
-        more = "" if error.code == "USAGE" else f" More: isthmus explain {error.code}"
+        more = "" if error.code == "USAGE" else f" (more: isthmus explain {error.code})"
         self.note(f"{click.style('hint:', fg='cyan')} {error.hint}{more}")
         return error.exit_code
 

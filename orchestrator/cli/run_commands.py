@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from isthmus.orchestrator.cli import log_tracebacks
 from isthmus.orchestrator.cli.options import DURATION, run_options, timeout_option
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.views import (
@@ -113,7 +114,10 @@ def logs(
         )
         kept = LogFilter(from_wall_s, wanted)
         line = functools.partial(log_line, has_colour=output.has_colour)
-        code = _print_each(output, "line", filter(kept, lines), log_view, line, follow=follow)
+        wanted_lines: Iterable[control_pb2.LogLine] = filter(kept, lines)
+        if not output.as_json and not wanted:  # a part of a traceback is none
+            wanted_lines = log_tracebacks.told_once(wanted_lines)
+        code = _print_each(output, "line", wanted_lines, log_view, line, follow=follow)
     if kept.num_late == 0 and kept.latest_wall_s and from_wall_s is not None:
         output.note(f"nothing since then: the last line is of {formats.clock(kept.latest_wall_s)}")
     return code

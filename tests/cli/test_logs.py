@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.orchestrator.cli.log_text import shown
+from isthmus.orchestrator.cli.log_tracebacks import BEGIN, told_once
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.run_folder.log_files import LogReader, LogWriter
 from isthmus.protos.control.v1 import control_pb2
@@ -103,6 +104,67 @@ def test_only_late_lines_with_a_text(isthmus: Isthmus) -> None:
 def test_a_line_is_as_it_would_stand_on_a_terminal(text: str, coloured: str, plain: str) -> None:
     assert shown(text, has_colour=True) == coloured
     assert shown(text, has_colour=False) == plain
+
+
+def traceback(source: str, rank: int, error: str = "ValueError: no") -> list[control_pb2.LogLine]:
+    texts = [
+        BEGIN,
+        '  File "train.py", line 7, in step',
+        f"    model(batch, at=0x7f{rank}a)",
+        f"{error} at rank {rank}",
+        "",
+        "During handling of the above exception, another exception occurred:",
+        "",
+        BEGIN,
+        '  File "train.py", line 9, in main',
+        "RuntimeError: gave up",
+        f"rank {rank} ends",
+    ]
+    return [line(source, WALL_S, text, at) for at, text in enumerate(texts)]
+
+
+def test_a_traceback_that_many_ranks_print_is_told_once_and_whole() -> None:
+    ranks = [traceback(f"rank{rank}", rank) for rank in range(7)]
+    mixed = [each for at in zip(*ranks, strict=True) for each in at]
+    told = [f"{each.source} {each.text}" for each in told_once(mixed)]
+    first = [f"rank0 {each.text}" for each in ranks[0]]
+    assert told[:4] == first[:4]
+    assert sum(BEGIN in each for each in told) == 2
+    assert sum("another exception" in each for each in told) == 1
+    assert [each for each in told if each.endswith("ends")] == [
+        f"rank{rank} rank {rank} ends" for rank in range(7)
+    ]
+    others = "(and 6 others: a/rank1, a/rank2, a/rank3, a/rank4 and 2 more)"
+    assert told[-2:] == [
+        f"rank0 ValueError: no at rank 0 {others}",
+        f"rank0 RuntimeError: gave up {others}",
+    ]
+
+
+def test_other_tracebacks_those_of_one_source_and_cut_ones_stay() -> None:
+    lines = [
+        *traceback("rank0", 0),
+        *traceback("rank1", 1, "KeyError: x"),
+        *traceback("rank0", 0),
+        *traceback("rank2", 2, "OSError: y")[:3],
+    ]
+    told = list(told_once(lines))
+    assert sum(each.text.startswith("ValueError") for each in told) == 2
+    assert sum(each.text.startswith("KeyError") for each in told) == 1
+    assert told[-2].text.startswith("    model")
+    assert told[-1].text == "RuntimeError: gave up (and 1 other: a/rank1)"
+
+
+def test_programs_get_every_line(isthmus: Isthmus) -> None:
+    lines = [*traceback("rank0", 0), *traceback("rank1", 1)]
+    with serving(ScriptedCoordinator(runs=[a_run("ACTIVE")], lines=lines)) as address:
+        people = isthmus("logs", "--coordinator", address).out
+        programs = isthmus("logs", "--coordinator", address, "--json").envelope
+        found = isthmus("logs", "--coordinator", address, "--grep", "ValueError").out
+    assert people.count(BEGIN) == 2
+    assert "ValueError: no at rank 0 (and 1 other: a/rank1)" in people
+    assert len(programs["data"]["lines"]) == len(lines)
+    assert len(found.splitlines()) == 2
 
 
 def test_where_there_is_no_terminal_there_are_no_codes(isthmus: Isthmus) -> None:
