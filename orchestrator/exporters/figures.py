@@ -119,7 +119,7 @@ class RunFigures:
         self._open: dict[int, _OpenStep] = {}
         self._uses: dict[tuple[str, str], _Use] = {}
         self._links_wall_s = -math.inf
-        self._held_out_loss: float | None = None
+        self._evaluated_step = -1
 
     @property
     def state(self) -> str:
@@ -163,16 +163,26 @@ class RunFigures:
         if site not in self._metrics.sites:
             return []
         values, labels = read_back(record["values"]), record["labels"]
+        if kind == metrics.STEP and self._has_step(site, step):
+            return []
         self._metrics.add(site, kind, step, values, labels)
         points = list(self._new_losses(wall_s))
         if kind == metrics.STEP:
             points += self._step_points(site, step, wall_s, values)
-        elif kind == metrics.EVALUATION and metrics.HELD_OUT_LOSS in values:
+        elif kind == metrics.EVALUATION and step > self._evaluated_step:
+            self._evaluated_step = step
+            if metrics.HELD_OUT_LOSS not in values:
+                return points
             points.append(Point(step, wall_s, {"held_out_loss": values[metrics.HELD_OUT_LOSS]}))
         elif kind == metrics.LINK and labels.get("source") == site:
             self._note_use((site, labels.get("target", "")), wall_s)
             points += self._link_points(wall_s)
         return points
+
+    def _has_step(self, site: str, step: int) -> bool:
+        """Whether a site has sent a step before: what a killed coordinator took comes again."""
+        before = self._metrics.sites[site]
+        return before.num_steps > 0 and step <= before.step
 
     # ------------------------------------------------------------ figures of a step
 

@@ -14,10 +14,11 @@ pytestmark = [UNDER_BOTH_SECURITIES, pytest.mark.multiprocess, pytest.mark.slow]
 class Deployment:
     """A coordinator and two agents, started by hand."""
 
-    def __init__(self, run: Bench, steps: int) -> None:
+    def __init__(self, run: Bench, steps: int, more: str = "") -> None:
+        """Launch a job; `more` is added to it."""
         self.run = run
         topology = topology_yaml([(1, 1), (1, 1)], emulate=False, detect_within="5s")
-        job = run.write(topology, job_yaml(steps=steps))
+        job = run.write(topology, job_yaml(steps=steps) + more)
         self.topology = str(run.folder / "topology.yaml")
         self.state = run.folder / "coordinator"
         self.address = self.start("127.0.0.4:0")

@@ -166,6 +166,21 @@ def test_events_are_told_by_kind_with_a_line_for_people(tmp_path: Path) -> None:
     assert {each.event for each in recorded} <= set(EVENTS)
 
 
+def test_what_a_site_sends_again_counts_once() -> None:
+    figures = begun()
+    values = {"loss": 2.0, "site_tokens": 8.0, "step_s": 1.0}
+    for step in (1, 2, 2, 1, 3):
+        figures.add_metric(metric("oregon", "step", step, BEGAN_S, values))
+    found = by_name(figures)
+    assert found["isthmus_steps_total", "oregon"] == 3
+    assert found["isthmus_tokens_total", "oregon"] == 24
+    points = [
+        figures.add_metric(metric("oregon", "evaluation", step, BEGAN_S, {"held_out_loss": 1.0}))
+        for step in (10, 10, 20)
+    ]
+    assert [len(each) for each in points] == [1, 0, 1]
+
+
 def test_metrics_of_nobody_or_of_another_build_change_nothing() -> None:
     figures = begun()
     assert figures.add_metric(metric("nobody", "step", 1, BEGAN_S, {"loss": 1.0})) == []
