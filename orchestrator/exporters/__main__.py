@@ -69,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _export(RunFigures(options.run, spec), follower, outlets, options.folder)
     deadline_s = time.monotonic() + FINISH_S
     for outlet in outlets:
-        outlet.finish(deadline_s)
+        outlet.end()
+    for outlet in outlets:
+        outlet.wait(deadline_s)
     sys.stderr.flush()
     os._exit(0)  # a library's thread that does not end must not keep it
 

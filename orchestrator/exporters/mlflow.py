@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,10 +49,11 @@ class MlflowRun:
 
     def open(self) -> str:
         """Find the run there, or begin it."""
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         # MLflow 3 keeps runs in folders only where it is asked to; it is, by this uri.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # of attempts; the last one raises
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
@@ -73,7 +75,7 @@ class MlflowRun:
         self._client = client
         return f"run {self._id} of experiment {self._experiment} at {self._uri}"
 
-    def send(self, update: Update) -> None:
+    def send(self, update: Update) -> bool:
         """Log what is new."""
         from mlflow.entities import Metric, RunTag
 
@@ -92,6 +94,7 @@ class MlflowRun:
         if tags:
             self._client.log_batch(self._id, tags=tags)
         self._state = update.state
+        return bool(metrics or tags)
 
     def close(self) -> None:
         """End the run there, if it has ended here."""

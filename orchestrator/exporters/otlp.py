@@ -85,7 +85,7 @@ class OtlpPush:
             make(family.otel, [self._observing(family)], family.unit, family.help)
         return f"pushes to {exporter._endpoint}"
 
-    def send(self, update: Update) -> None:
+    def send(self, update: Update) -> bool:
         """Push these figures, if it is time.
 
         Raises:
@@ -94,13 +94,14 @@ class OtlpPush:
         self._samples = update.samples
         now_s = self._now_s()
         if now_s - self._pushed_s < self._settings.every_s and not update.is_last:
-            return
+            return False
         self._pushed_s = now_s
         assert self._provider is not None
         self._failures.clear()
         is_done = self._provider.force_flush(PUSH_S * 2e3)
         if self._failures or not is_done:
             raise ConnectionError(self._failures[-1] if self._failures else "no answer in time")
+        return True
 
     def close(self) -> None:
         """Do nothing: the last update was pushed."""

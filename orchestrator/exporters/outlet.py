@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
@@ -36,7 +35,9 @@ class Outlet:
     ) -> None:
         """Start nothing."""
         self._name, self._tool, self._say, self._now_s = name, tool, say, now_s
-        self._waiting: queue.Queue[Update | None] = queue.Queue(max_waiting)
+        self._max_waiting = max_waiting
+        self._waiting: queue.Queue[Update | None] = queue.Queue(max_waiting + 1)
+        """With room for None, the end."""
         self._thread = threading.Thread(target=self._run, name=f"exporter {name}", daemon=True)
         self._is_open, self._open_at_s = False, 0.0
         self._trouble, self._num_told = "", 0
@@ -50,25 +51,26 @@ class Outlet:
 
     def put(self, update: Update) -> None:
         """Hand an update over, or drop it if the tool is too slow."""
-        try:
+        if self._waiting.qsize() < self._max_waiting:  # nobody else puts any
             self._waiting.put_nowait(update)
-        except queue.Full:
-            with self._lock:
-                self._num_missed += 1
-                is_new, self._is_behind = not self._is_behind, True
-            if is_new:
-                self._say(f"{self._name} does not keep up; what it cannot take is dropped", True)
-
-    def finish(self, deadline_s: float) -> None:
-        """End once all is handed over, or at a time of the monotonic clock; tell what was lost."""
-        with contextlib.suppress(queue.Full):
-            self._waiting.put(None, timeout=max(0.0, deadline_s - self._now_s()))
-        self._thread.join(max(0.0, deadline_s - self._now_s()))
+            return
         with self._lock:
-            is_late = self._thread.is_alive()
-            left = f", and {self._waiting.qsize()} were left at the end" if is_late else ""
-            if self._num_missed or is_late:
-                self._say(f"{self._name} has missed {self._num_missed} updates{left}", True)
+            self._num_missed += 1
+            is_new, self._is_behind = not self._is_behind, True
+        if is_new:
+            self._say(f"{self._name} does not keep up; what it cannot take is dropped", True)
+
+    def end(self) -> None:
+        """Have it end once all is handed over; nothing is put afterwards."""
+        self._waiting.put_nowait(None)
+
+    def wait(self, deadline_s: float) -> None:
+        """Wait for the end, until a time of the monotonic clock; tell what was lost."""
+        self._thread.join(max(0.0, deadline_s - self._now_s()))
+        is_late = self._thread.is_alive()
+        left = ", and was not done at the end" if is_late else ""
+        if self._num_missed or is_late:
+            self._say(f"{self._name} has missed {self._num_missed} updates{left}", True)
 
     def _fail(self, why: str) -> None:
         """Count what is lost; why is told only until it works again."""
@@ -104,8 +106,7 @@ class Outlet:
             place = self._tool.open()
             self._is_open = True
             self._say(f"{self._name}: {place}", False)
-        self._tool.send(update)
-        if self._trouble:
+        if self._tool.send(update) and self._trouble:
             self._trouble = ""
             if self._num_told < MAX_TOLD:
                 self._say(f"{self._name} takes what comes again", False)

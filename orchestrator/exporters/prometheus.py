@@ -44,9 +44,10 @@ class PrometheusPage:
             raise OSError(f"{host}:{port}: {error.strerror or error}") from error
         return f"http://{host}:{self._server.server_port}/metrics"
 
-    def send(self, update: Update) -> None:
+    def send(self, update: Update) -> bool:
         """Show these figures from now on."""
         self._samples = update.samples
+        return True
 
     def close(self) -> None:
         """Listen no more."""

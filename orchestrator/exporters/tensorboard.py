@@ -37,7 +37,7 @@ class EventFiles:
         self._writer = EventFileWriter(str(self._folder))
         return f"tensorboard --logdir {self._folder}"
 
-    def send(self, update: Update) -> None:
+    def send(self, update: Update) -> bool:
         """Write what is new, and have it on the disk."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -54,6 +54,7 @@ class EventFiles:
             summary = text_pb(f"events/{told.event}", told.text)
             self._writer.add_event(Event(wall_time=told.wall_s, step=told.step, summary=summary))
         self._writer.flush()
+        return True
 
     def close(self) -> None:
         """End the file."""

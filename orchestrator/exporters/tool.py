@@ -31,8 +31,8 @@ class Tool(Protocol):
     def open(self) -> str:
         """Get ready; return where to look, for people. Called again later if it raises."""
 
-    def send(self, update: Update) -> None:
-        """Hand over what is new; return when that is done."""
+    def send(self, update: Update) -> bool:
+        """Hand over what is new; return when that is done, and whether the tool has taken any."""
 
     def close(self) -> None:
         """Hand over what is left. Only after `open`, and once."""

@@ -59,7 +59,7 @@ class WandbRun:
         run.define_metric("*", step_metric="trained_step")
         return f"{run.url or run.dir}"
 
-    def send(self, update: Update) -> None:
+    def send(self, update: Update) -> bool:
         """Log what is new: by the step of the training, for sites may be a step apart."""
         assert self._run is not None
         for point in update.points:
@@ -67,6 +67,7 @@ class WandbRun:
         for told in update.events:
             self._run.summary[f"event/{told.sequence:06}"] = f"step {told.step}: {told.text}"
         self._state = update.state
+        return True
 
     def close(self) -> None:
         """Send what is left; a run that failed here has failed there."""

@@ -46,21 +46,22 @@ class WebhookPost:
         parts = urlsplit(self._url)
         return f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
 
-    def send(self, update: Update) -> None:
+    def send(self, update: Update) -> bool:
         """Post the events of an update; a later one is tried though an earlier one failed.
 
         Raises:
             ConnectionError: the last of the failures.
         """
         failed: ConnectionError | None = None
-        for told in update.events:
-            if told.event in self._on:
-                try:
-                    self._post(told)
-                except ConnectionError as error:
-                    failed = error
+        events = [told for told in update.events if told.event in self._on]
+        for told in events:
+            try:
+                self._post(told)
+            except ConnectionError as error:
+                failed = error
         if failed is not None:
             raise failed
+        return bool(events)
 
     def close(self) -> None:
         """Do nothing: all was posted."""

@@ -12,6 +12,7 @@ from tests.fakes.waiting import wait_for
 
 UPDATE = Update(samples=())
 LAST = Update(samples=(), is_last=True)
+NOTHING = Update(samples=(), state="with nothing to send")
 
 
 @dataclass
@@ -34,14 +35,22 @@ class FakeTool:
             raise OSError("no such place as this")
         return "http://there"
 
-    def send(self, update: Update) -> None:
+    def send(self, update: Update) -> bool:
         self.waits.wait(10)
+        if update is NOTHING:
+            return False
         if self.fails:
             raise ConnectionError("nobody answers there")
         self.sent.append(update)
+        return True
 
     def close(self) -> None:
         self.is_closed = True
+
+
+def finish(outlet: Outlet, within_s: float = 10.0) -> None:
+    outlet.end()
+    outlet.wait(time.monotonic() + within_s)
 
 
 @dataclass
@@ -63,7 +72,7 @@ def test_all_is_handed_over_in_order_and_closed() -> None:
     updates = [Update(samples=(), state=str(number)) for number in range(50)]
     for each in updates:
         outlet.put(each)
-    outlet.finish(time.monotonic() + 10)
+    finish(outlet)
     assert tool.sent == updates
     assert tool.is_closed
     assert said.lines == [("tool: http://there", False)]
@@ -75,7 +84,8 @@ def test_one_that_always_fails_is_told_once_and_counted_at_the_end() -> None:
     outlet.start()
     for _ in range(20):
         outlet.put(UPDATE)
-    outlet.finish(time.monotonic() + 10)
+        outlet.put(NOTHING)
+    finish(outlet)
     assert said.warnings == [
         "tool takes nothing: ConnectionError: nobody answers there; the run goes on without it",
         "tool has missed 20 updates",
@@ -90,7 +100,7 @@ def test_one_that_works_again_is_told() -> None:
     wait_for(lambda: len(said.warnings) == 1)
     tool.fails = False
     outlet.put(UPDATE)
-    outlet.finish(time.monotonic() + 10)
+    finish(outlet)
     assert ("tool takes what comes again", False) in said.lines
     assert tool.sent == [UPDATE]
 
@@ -106,7 +116,7 @@ def test_one_that_fails_now_and_then_does_not_fill_the_runs_notes() -> None:
         tool.fails = False
         outlet.put(UPDATE)
         wait_for(lambda number=number: len(tool.sent) == number + 1)  # type: ignore[misc]
-    outlet.finish(time.monotonic() + 10)
+    finish(outlet)
     assert len(said.warnings) == 6
     assert said.warnings[4].endswith("the run goes on without it; not told again")
     assert said.warnings[5] == "tool has missed 20 updates"
@@ -125,7 +135,8 @@ def test_one_that_cannot_be_opened_is_tried_again_later_and_at_the_end() -> None
     wait_for(lambda: tool.num_opened == 2)
     tool.cannot_open = False
     outlet.put(LAST)
-    outlet.finish(now_s[0] + 10)
+    outlet.end()
+    outlet.wait(now_s[0] + 10)
     assert tool.num_opened == 3
     assert tool.sent == [LAST]
     assert len(said.warnings) == 2
@@ -142,7 +153,7 @@ def test_a_slow_one_never_makes_others_wait() -> None:
     assert time.monotonic() - began_s < 1
     assert said.warnings == ["tool does not keep up; what it cannot take is dropped"]
     tool.waits.set()
-    outlet.finish(time.monotonic() + 10)
+    finish(outlet)
     assert len(tool.sent) in {4, 5}
     assert said.warnings[1] == f"tool has missed {100 - len(tool.sent)} updates"
 
@@ -155,6 +166,6 @@ def test_one_that_never_ends_is_left_behind() -> None:
     for _ in range(3):
         outlet.put(UPDATE)
     wait_for(lambda: bool(said.lines))
-    outlet.finish(time.monotonic() + 0.05)
-    assert said.warnings == ["tool has missed 0 updates, and 3 were left at the end"]
+    finish(outlet, 0.05)
+    assert said.warnings == ["tool has missed 0 updates, and was not done at the end"]
     tool.waits.set()
