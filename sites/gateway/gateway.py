@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -17,6 +16,7 @@ from isthmus.protos.failure import Failure, one_line
 from isthmus.protos.frame import Frame
 from isthmus.protos.metrics import AGAIN, ENTRY, FETCH_S, LINK, STATE_BYTES
 from isthmus.sites.codecs.codec import Floats
+from isthmus.sites.facts.usable_cores import usable_cores
 from isthmus.sites.gateway.agent_port import Resume, Settle
 from isthmus.sites.gateway.config import GatewayConfig, GatewayId
 from isthmus.sites.gateway.links.peer_links import Link, Opinion, PeerLinks, side_by_side
@@ -48,7 +48,9 @@ _FAREWELL_S: Final = 2.0
 """Time allowed to tell peers that this gateway ends."""
 _LAST_WORDS_S: Final = 0.25
 """Wait for last messages of ranks that the agent already saw end."""
-_THREADS_MAX = 4
+_THREADS_MAX: Final = 8
+"""Most threads for arithmetic. Each frame also needs the interpreter for some tenths of a
+millisecond, which threads cannot share."""
 _OPEN_SHARE: Final = 1 / 3
 """Share of `peer_lost_s` within which a link for new trees must answer first. An attempt that has
 begun by then may take as long again.
@@ -97,7 +99,7 @@ class Gateway(EndingGateway):
 
     def __init__(self, config: GatewayConfig, write: Write) -> None:
         super().__init__(config, write)
-        self._pool = Pool(max(2, min(_THREADS_MAX, os.cpu_count() or 2)))
+        self._pool = Pool(max(2, min(_THREADS_MAX, usable_cores())))
         self._local = LocalServer(config, self)
         self._executor = Executor(
             config, self._pool, on_reduced=self._reduced, on_failure=self.fail
