@@ -253,11 +253,6 @@ JOB_MISTAKES: list[tuple[str, str, list[str]]] = [
         ],
     ),
     (
-        "verify: {parameters_every: 5}",
-        "regime: {kind: diloco, start_after: 1}",
-        ["6:37 is not run yet: leave it out [regime.start_after]"],
-    ),
-    (
         "exchange: {codec: bf16, chunk: 256KiB, bucket: 1MiB, window: 8MiB}",
         'regime: diloco\nexchange: {schedule: "off"}',
         [
@@ -271,7 +266,6 @@ REGIME_MISTAKES = [
     ("sync, sync_every: |1", "has no use with kind: sync, only with 'local_sgd', 'diloco' or 'streaming' [regime.sync_every]"),
     ("delayed, sync_every: |1", "has no use with kind: delayed, only with 'local_sgd', 'diloco' or 'streaming' [regime.sync_every]"),
     ("delayed, outer: |{}", "has no use with kind: delayed, only with 'diloco' or 'streaming' [regime.outer]"),
-    ("sync, start_after: |0", "has no use with kind: sync, only with 'delayed', 'local_sgd', 'diloco' or 'streaming' [regime.start_after]"),
     ("diloco, look: |true", "has no use with kind: diloco, only with 'delayed' [regime.look]"),
     ("diloco, fragments: |1", "has no use with kind: diloco, only with 'streaming' [regime.fragments]"),
     ("diloco, delay: |1", "has no use with kind: diloco, only with 'streaming' [regime.delay]"),
@@ -279,7 +273,6 @@ REGIME_MISTAKES = [
     ("local_sgd, outer: |{lr: 1}", "has no use with kind: local_sgd, only with 'diloco' or 'streaming' [regime.outer]"),
     ("diloco, sync_every: |0", "want at least 1, got 0 [regime.sync_every]"),
     ("diloco, sync_every: |30s", "want a whole number, got '30s' [regime.sync_every]"),
-    ("diloco, start_after: |-1", "want at least 0, got -1 [regime.start_after]"),
     ("diloco, outer: {lr: |0}", "want auto, or a number more than 0; got 0 [regime.outer.lr]"),
     ("diloco, outer: {lr: |fast}", "want auto, or a number more than 0; got 'fast' [regime.outer.lr]"),
     ("diloco, outer: {momentum: |1}", "want less than 1, got 1 [regime.outer.momentum]"),

@@ -104,9 +104,6 @@ class RegimeModel(Strict):
             f"else {ALPHA}."
         ),
     ] = None
-    start_after: Annotated[
-        int, Field(ge=0, le=1_000_000_000, description="Steps of sync first.")
-    ] = _REGIME.start_after
     look: Annotated[
         bool, Field(description="Of delayed: gradients are computed at a look-ahead point.")
     ] = _REGIME.look
@@ -141,13 +138,6 @@ class RegimeModel(Strict):
             )
         return self
 
-    @model_validator(mode="after")
-    def _is_run(self) -> Self:
-        """Refuse what sites do not run so far."""
-        if self.start_after:
-            raise KeyedError("start_after", "is not run yet: leave it out")
-        return self
-
     def resolved(self) -> Regime:
         """Return the regime with the kind's defaults."""
         return regime_of(
@@ -157,7 +147,6 @@ class RegimeModel(Strict):
             fragments=self.fragments,
             delay=self.delay,
             alpha=self.alpha,
-            start_after=self.start_after,
             look=self.look,
         )
 
@@ -168,7 +157,6 @@ _KINDS_WITH = {
     "fragments": ("streaming",),
     "delay": ("streaming",),
     "alpha": ("streaming",),
-    "start_after": ("delayed", *LOCAL),
     "look": ("delayed",),
 }
 """The kinds that take a key."""

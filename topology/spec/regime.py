@@ -61,8 +61,6 @@ class Regime:
     """Inner steps from a fragment's sending to its landing."""
     alpha: float = 0.0
     """Share of the local value that stays when a result lands, 0 to less than 1."""
-    start_after: int = 0
-    """Steps of `sync` first."""
     look: bool = True
     """In `delayed`: whether gradients are computed at a look-ahead point, to which the site's own
     last gradient leads."""
@@ -144,7 +142,6 @@ def regime_of(
     fragments: int | None = None,
     delay: int | None = None,
     alpha: float | None = None,
-    start_after: int = 0,
     look: bool = True,
 ) -> Regime:
     """Return a regime; what is None has the kind's default."""
@@ -165,7 +162,6 @@ def regime_of(
         fragments=fragments,
         delay=delay,
         alpha=alpha,
-        start_after=start_after,
         look=look,
     )
 
