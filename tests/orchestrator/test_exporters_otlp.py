@@ -86,8 +86,8 @@ def test_it_pushes_when_it_is_time_and_at_the_end() -> None:
     with receiving() as received:
         push = OtlpPush(Otlp(endpoint=received.url), "r1", "job", now_s=lambda: now_s[0])
         push.open()
-        for _ in range(5):
-            push.send(update)
+        for is_time in (True, False, False, True, False):
+            assert push.send(update) is is_time, "one that is not tried has not worked"
             now_s[0] += 4.0
         assert len(received.posts) == 2
         push.send(Update(samples=(Sample(families.LOSS, (), 1.5),), is_last=True))
