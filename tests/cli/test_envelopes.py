@@ -265,7 +265,8 @@ def test_every_command_is_among_the_cases_with_success_and_error() -> None:
     # A benchmark is many runs: tests/cli/test_bench.py. A probe is one: tests/cli/test_probe.py.
     # What is up has to be taken down: tests/multiprocess/test_up.py.
     # Sites leave and come where there is a run: tests/multiprocess/test_returning_site.py.
-    elsewhere = {"coordinator", "agent", "bench", "probe", "up", "down", "sites"}
+    # A dashboard serves until it is stopped: tests/multiprocess/test_dashboard.py.
+    elsewhere = {"coordinator", "agent", "bench", "dashboard", "probe", "up", "down", "sites"}
     assert {case.command for case in CASES if case.code is None} == set(COMMANDS) - elsewhere
     assert {case.command for case in CASES if case.code} == set(COMMANDS)
 

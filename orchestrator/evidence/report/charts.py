@@ -188,6 +188,8 @@ class Series:
     intervals: Sequence[tuple[float, float, float]] = ()
     """x, and the low and high end of an interval."""
     dashed: bool = False
+    band: Sequence[tuple[float, float, float]] = ()
+    """x, and the low and high end of an area, which is filled. Ascending in x."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +275,7 @@ def _line(series: Series, spec: LineChart) -> Markup:
     path = "M" + "L".join(f"{x * _UNITS:.0f} {y:.2f}" for x, y in places)
     stretched = element(
         "svg",
+        _band(series, spec) if series.band else None,
         element("path", d=path, class_="dashed" if series.dashed else None),
         viewBox=f"0 0 {_UNITS} {_HEIGHT_PX}",
         preserveAspectRatio="none",
@@ -288,6 +291,15 @@ def _line(series: Series, spec: LineChart) -> Markup:
         for x, low, high in series.intervals
     ]
     return element("g", stretched, *whiskers, *dots, class_=f"series {series.class_}")
+
+
+def _band(series: Series, spec: LineChart) -> Markup:
+    """Return the area of a line: along its high end, and back along its low one."""
+    stride = -(-len(series.band) // MAX_POINTS)
+    kept = [*series.band[:-1:stride], series.band[-1]]
+    ends = [(x, high) for x, _, high in kept] + [(x, low) for x, low, _ in reversed(kept)]
+    path = "L".join(f"{spec.x(x) * _UNITS:.0f} {_y_px(spec, y):.2f}" for x, y in ends)
+    return element("path", d=f"M{path}Z", class_="band")
 
 
 def _end_labels(spec: LineChart) -> list[Markup]:

@@ -131,15 +131,20 @@ _MAX_NAME = 22
 """Characters of a site's name and of what it has."""
 
 
-def site_map(sites: Sequence[SiteFacts], links: Sequence[LinkFacts]) -> Markup:
-    """Draw the sites and their links, and say what their colours mean."""
+def site_map(
+    sites: Sequence[SiteFacts], links: Sequence[LinkFacts], out: Mapping[str, str] | None = None
+) -> Markup:
+    """Draw the sites and their links, and say what their colours mean.
+
+    `out` has a word for each site that takes no part now.
+    """
     layout = lay_out(sites)
     by_pair = {(link.source, link.target): link for link in links}
     drawn = [
         *_graticule(layout),
         *(_link(link, layout.places) for link in links if _is_drawn(link, layout)),
         *(_use(link, by_pair, layout.places) for link in links if _is_drawn(link, layout)),
-        *(_site(site, layout) for site in sites),
+        *(_site(site, layout, (out or {}).get(site.site, "")) for site in sites),
     ]
     kind = "by location" if layout.is_map else "on a circle, for not every site has a location"
     drawing = element(
@@ -211,12 +216,12 @@ def _use(
     return words_at(x, y, formats.share(link.use), "mid use", dy=4)
 
 
-def _site(site: SiteFacts, layout: Layout) -> Markup:
+def _site(site: SiteFacts, layout: Layout, out: str) -> Markup:
     x, y = layout.places[site.site]
     # Links lead to the others: the name stands on the other side.
     others = [place[1] for name, place in layout.places.items() if name != site.site]
-    is_above = math.fsum(others) / len(others) > y
-    ranks = "" if site.num_ranks is None else f"{site.num_ranks} on {site.accelerator}"
+    is_above = bool(others) and math.fsum(others) / len(others) > y
+    ranks = out or ("" if site.num_ranks is None else f"{site.num_ranks} on {site.accelerator}")
     side = "end" if x > 0.85 else "start" if x < 0.15 else "mid"
 
     def text(words: str, dy: int, class_: str) -> Markup:
@@ -226,7 +231,7 @@ def _site(site: SiteFacts, layout: Layout) -> Markup:
     return element(
         "g",
         element("title", f"{site.site}: {ranks}" if ranks else site.site),
-        element("circle", cx=percent(x), cy=percent(y), r=7, class_="site"),
+        element("circle", cx=percent(x), cy=percent(y), r=7, class_="site out" if out else "site"),
         text(site.site, -28 if is_above else 24, "name"),
         text(ranks, -14 if is_above else 39, "tick"),
     )

@@ -1,0 +1,93 @@
+"""`isthmus dashboard`: shows runs in a browser until Ctrl-C."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import click
+
+from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.cli.options import FOLDER, home_option, with_output
+from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.interruption import run_command
+from isthmus.orchestrator.run_folder.home import home_folder
+
+PORT = 8265
+NEEDED = ("starlette", "uvicorn")
+CURE = "pip install 'isthmus[dashboard]'"
+
+
+@click.command("dashboard")
+@click.option("--host", default="127.0.0.1", help="Listen at this address.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=PORT,
+    help="And at this port; 0 lets the system choose.",
+)
+@click.option(
+    "--state",
+    type=FOLDER,
+    help="Show the runs of the coordinator with this state folder, not those of HOME.",
+)
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    help="A name by which browsers reach it, beside --host. May be repeated.",
+)
+@click.option(
+    "--token",
+    "wants_token",
+    is_flag=True,
+    help="Ask for a token on loopback, too: others work here.",
+)
+@home_option
+@with_output
+def command(
+    output: Output,
+    host: str,
+    port: int,
+    state: Path | None,
+    names: tuple[str, ...],
+    wants_token: bool,
+    home: Path | None,
+) -> int:
+    """Show runs in a browser, live, until Ctrl-C. Nothing can be changed there.
+
+    The first line is its address. Where others than this machine's users can reach it, the address
+    has a token, without which nothing is shown.
+    """
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        raise CommandError(
+            "USAGE",
+            f"the dashboard needs {' and '.join(missing)}, which this Python has not: {CURE}",
+            hint="Install it with the Python that runs isthmus.",
+        )
+    from isthmus.orchestrator.dashboard.access import Access, is_loopback, new_token
+    from isthmus.orchestrator.dashboard.server import listen, serve
+
+    try:
+        listener = listen(host, port)
+    except OSError as error:
+        raise CommandError(
+            "REFUSED",
+            f"cannot listen at {host}, port {port}: {error.strerror}",
+            hint="Name another --port, or --port 0; --host is an address of this machine.",
+        ) from error
+    port = listener.getsockname()[1]
+    token = new_token() if wants_token or not is_loopback(host) else ""
+    url = f"http://{_in_url(host)}:{port}/" + (f"?token={token}" if token else "")
+    with listener:
+        if output.as_json:
+            output.note(url)
+        else:
+            output.text(url)
+        access = Access(host, port, token, names)
+        run_command(lambda: serve(listener, access, home_folder(home), state))
+    return output.result({"url": url})
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

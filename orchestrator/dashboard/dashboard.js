@@ -1,0 +1,73 @@
+"use strict";
+
+// Asks for the page's parts again, and replaces those that have changed. Losing the server changes
+// nothing on the page but one line that says so; it goes on by itself once the server is back.
+const shownMain = document.querySelector("main[data-live]");
+const connection = document.getElementById("connection");
+const ACTIVE_MS = 1000;
+const LONGEST_MS = 5000;
+const ANSWER_MS = 10000;
+let tag = shownMain.dataset.tag;
+let pauseMs = ACTIVE_MS;
+
+function say(words, isLost) {
+  if (connection.textContent !== words) connection.textContent = words;
+  connection.classList.toggle("lost", isLost);
+}
+
+function isSelected(part) {
+  const selection = document.getSelection();
+  return selection && !selection.isCollapsed && selection.containsNode(part, true);
+}
+
+// Keeps what the reader has unfolded, scrolled sideways and put the focus on.
+function replace(part, html) {
+  const opened = [...part.querySelectorAll("details")].map((each) => each.open);
+  const scrolled = [...part.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
+  const focusable = () => [...part.querySelectorAll("a, summary, .scroll")];
+  const focused = focusable().indexOf(document.activeElement);
+  part.innerHTML = html;
+  part.querySelectorAll("details").forEach((each, at) => { each.open = opened[at] || false; });
+  part.querySelectorAll(".scroll").forEach((each, at) => { each.scrollLeft = scrolled[at] || 0; });
+  if (focused >= 0) focusable()[focused]?.focus({ preventScroll: true });
+}
+
+const before = {};
+async function refresh() {
+  const answer = await fetch(shownMain.dataset.live, {
+    headers: { "If-None-Match": tag }, cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS),
+  });
+  if (answer.status === 401) { say("Open the address that isthmus dashboard printed last", true); return; }
+  if (answer.status === 404) { say("This run was removed", true); return; }
+  if (!answer.ok && answer.status !== 304) throw new Error(answer.status);
+  say(answer.headers.get("X-Run-Ended") ? "ended" : "live", false);
+  if (answer.status === 304) return;
+  const { title, parts } = await answer.json();
+  document.title = title;
+  let isWhole = true;
+  for (const [name, html] of Object.entries(parts)) {
+    const part = document.getElementById(`part-${name}`);
+    if (!part || before[name] === html) continue;
+    if (isSelected(part)) { isWhole = false; continue; }
+    replace(part, html);
+    before[name] = html;
+  }
+  if (isWhole) tag = answer.headers.get("ETag");
+}
+
+async function keepUp() {
+  for (;;) {
+    if (!document.hidden) {
+      try {
+        await refresh();
+        pauseMs = ACTIVE_MS;
+      } catch {
+        say("No answer from the dashboard: trying again", true);
+        pauseMs = Math.min(LONGEST_MS, pauseMs * 1.5);
+      }
+    }
+    await new Promise((resolve) => { setTimeout(resolve, pauseMs); });
+  }
+}
+
+keepUp();

@@ -1,0 +1,203 @@
+"""What metrics.jsonl of one run comes to, kept up while the file grows.
+
+Lines are read once, in order, by one thread; answers are made from sums whose number does not grow
+with the run. So no request reads the file, and how long one takes depends on the number of sites
+and links only.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
+from isthmus.orchestrator.core.model_flops import ModelFlops
+from isthmus.orchestrator.core.run_metrics import PARTS, RunMetrics, read_back
+from isthmus.orchestrator.dashboard.step_series import StepSeries
+from isthmus.orchestrator.exporters.run_follower import Line, RunFollower
+from isthmus.protos import metrics
+
+SLICE = 256
+"""Lines that are added before other threads get their turn."""
+NOW_S = 15.0
+"""What a link carries now is measured over about so long."""
+MAX_MARKS = 200
+STEP_FIGURES = (metrics.STEP_S, *PARTS, metrics.HIDDEN_INTER_S, metrics.SITE_TOKENS)
+LOSSES = (metrics.LOSS, metrics.HELD_OUT_LOSS)
+MARKED = {
+    "site.lost": "lost",
+    "site.gone": "gone",
+    "site.dropped": "dropped",
+    "site.returned": "returned",
+    "run.replanned": "other trees",
+}
+"""Events that stand on the charts, and their words."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepMark:
+    """An event, and the last step that was done by then."""
+
+    step: int
+    words: str
+
+
+class _LinkNow:
+    """What one gateway has sent lately over a link."""
+
+    __slots__ = ("samples",)
+
+    def __init__(self) -> None:
+        self.samples: deque[tuple[float, float]] = deque(maxlen=64)
+
+    def add(self, wall_s: float, sent_bytes: float) -> None:
+        if self.samples and sent_bytes < self.samples[-1][1]:
+            self.samples.clear()  # its gateway was started again
+        self.samples.append((wall_s, sent_bytes))
+        while len(self.samples) > 2 and wall_s - self.samples[1][0] >= NOW_S:
+            self.samples.popleft()
+
+    def bytes_per_s(self, now_s: float) -> float | None:
+        if len(self.samples) < 2 or now_s - self.samples[-1][0] > 2 * NOW_S:
+            return None
+        (begin_s, begin), (end_s, end) = self.samples[0], self.samples[-1]
+        return (end - begin) / (end_s - begin_s) if end_s > begin_s else None
+
+
+class RunIndex:
+    """The figures of one run. One thread calls `read`; any may ask."""
+
+    def __init__(
+        self,
+        run_id: str,
+        folder: Path,
+        state: Path,
+        sites: tuple[str, ...],
+        flops: ModelFlops | None,
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            run_id: The run.
+            folder: Its folder, with the metrics.
+            state: Its coordinator's, with the journal.
+            sites: All of the run.
+            flops: Finds MFUs; None: there are none.
+        """
+        self._follower = RunFollower(run_id, folder, state)
+        self._lock = threading.Lock()
+        self._view = JournaledRun(run_id)
+        self._measured = RunMetrics(sites, flops, self._add_loss)
+        self._last_s = 0.0
+        self._all, self._newest = StepSeries(), StepSeries(newest_only=True)
+        self._losses, self._newest_losses = StepSeries(), StepSeries(newest_only=True)
+        self._links_now: dict[tuple[str, str], dict[str, _LinkNow]] = {}
+        self._marks: deque[StepMark] = deque(maxlen=MAX_MARKS)
+        self._num_lines, self._num_odd = 0, 0
+        self.is_complete = threading.Event()
+        """Set once all was read that was there."""
+
+    def read(self) -> bool:
+        """Take what is new, some megabytes at once; return whether there was anything."""
+        entries = self._follower.read()
+        for begin in range(0, len(entries), SLICE):
+            with self._lock:
+                for entry in entries[begin : begin + SLICE]:
+                    self._take(entry)
+        if not entries:
+            self.is_complete.set()
+        return bool(entries)
+
+    def _take(self, entry: RecordedEvent | Line) -> None:
+        if isinstance(entry, RecordedEvent):
+            self._view.apply(entry)
+            self._measured.count(self._view.counted & self._measured.sites.keys())
+            if entry.kind in MARKED:
+                words = f"{entry.site} {MARKED[entry.kind]}".strip()
+                self._marks.append(StepMark(self._measured.last_step, words))
+            return
+        self._num_lines += 1
+        try:
+            self._measure(entry.record)
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+            self._num_odd += 1  # it makes no sense, and is not believed
+
+    def _measure(self, record: Mapping[str, Any]) -> None:
+        kind, site = record["kind"], record["site"]
+        if site not in self._measured.sites or kind in {metrics.TIMELINE, metrics.BUCKET}:
+            return
+        step, wall_s, labels = int(record["step"]), float(record["wall_s"]), record["labels"]
+        values = {name: float(value) for name, value in read_back(record["values"]).items()}
+        if not math.isfinite(wall_s):
+            raise ValueError("want a time")
+        self._last_s = wall_s
+        self._measured.add(site, kind, step, values, labels)
+        if kind == metrics.STEP:
+            figures = {name: values[name] for name in STEP_FIGURES if name in values}
+            self._all.add(step, wall_s, figures)
+            self._newest.add(step, wall_s, figures)
+        elif kind == metrics.EVALUATION and metrics.HELD_OUT_LOSS in values:
+            self._add_to_losses(step, {metrics.HELD_OUT_LOSS: values[metrics.HELD_OUT_LOSS]})
+        elif kind == metrics.LINK and metrics.SENT_BYTES in values:
+            pair = (str(labels["source"]), str(labels["target"]))
+            gateways = self._links_now.setdefault(pair, {})
+            now = gateways.setdefault(str(labels.get("gateway", "")), _LinkNow())
+            now.add(wall_s, values[metrics.SENT_BYTES])
+
+    def _add_loss(self, step: int, loss: float) -> None:
+        self._add_to_losses(step, {metrics.LOSS: loss})
+
+    def _add_to_losses(self, step: int, values: Mapping[str, float]) -> None:
+        self._losses.add(step, self._last_s, values)
+        self._newest_losses.add(step, self._last_s, values)
+
+    def steps(self, *, newest_only: bool) -> dict[str, Any]:
+        """Return figures over steps and losses, of the whole run or of its newest steps."""
+        with self._lock:
+            steps, losses = (
+                (self._newest, self._newest_losses) if newest_only else (self._all, self._losses)
+            )
+            return {"steps": steps.to_json(STEP_FIGURES), "losses": losses.to_json(LOSSES)}
+
+    def marks(self) -> list[StepMark]:
+        """Return what happened, by steps."""
+        with self._lock:
+            return list(self._marks)
+
+    def figures(self) -> dict[str, Any]:
+        """Return the sums over the run, and of each site and link."""
+        with self._lock:
+            measured = self._measured
+            return {
+                "is_complete": self.is_complete.is_set(),
+                "num_lines": self._num_lines,
+                "num_odd": self._num_odd,
+                "last_wall_s": self._last_s or None,
+                "counts_tokens": measured.counts_tokens is not False,
+                "totals": measured.totals(),
+                "sites": {
+                    name: {
+                        "num_steps": site.num_steps,
+                        "step": site.step,
+                        "tokens": site.tokens,
+                        "step_s": site.step_s,
+                        "parts_s": dict(site.times_s),
+                        "latest": site.latest,
+                    }
+                    for name, site in measured.sites.items()
+                },
+                "links": {
+                    pair: {**latest, "now_bytes_per_s": self._now(pair)}
+                    for pair, latest in measured.links.items()
+                },
+            }
+
+    def _now(self, pair: tuple[str, str]) -> float | None:
+        rates = [each.bytes_per_s(self._last_s) for each in self._links_now.get(pair, {}).values()]
+        known = [rate for rate in rates if rate is not None]
+        return sum(known) if known else None

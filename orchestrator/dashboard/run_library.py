@@ -1,0 +1,224 @@
+"""All runs that the dashboard shows: journals that are watched, and metrics that are indexed.
+
+A journal is small, and is read when it is asked about. Metrics are read by one thread, from when
+somebody first looks at a run until nobody has for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from isthmus.orchestrator.core.model_flops import ModelFlops
+from isthmus.orchestrator.dashboard.journal_watch import JournalWatch
+from isthmus.orchestrator.dashboard.run_index import RunIndex
+from isthmus.orchestrator.dashboard.run_places import (
+    RunPlace,
+    place_in_home,
+    place_in_state,
+    places_in_home,
+    places_in_state,
+)
+from isthmus.orchestrator.documents import read_text
+from isthmus.orchestrator.run_folder.home import JOB, TOPOLOGY
+from isthmus.orchestrator.run_folder.run_files import RunFiles
+from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.documents.placement import placed
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.run_spec import CodedPlan, RunSpec
+from isthmus.topology.spec.world import Topology
+
+MAX_INDEXED = 8
+"""Runs whose metrics are kept in memory: those that were looked at last."""
+WATCHED_S = 60.0
+"""Metrics are read on for so long after somebody has looked."""
+PAUSE_S = 0.25
+"""Between two looks whether there is more to read."""
+FIRST_ANSWER_S = 0.1
+"""The first answer about a run waits so long for its metrics."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What was decided for a run when it was submitted; None: it cannot be read."""
+
+    topology: Topology | None
+    job: Job | None
+    reduction: CodedPlan | None
+
+
+@dataclass(slots=True)
+class WatchedRun:
+    """One run."""
+
+    place: RunPlace
+    journal: JournalWatch | None
+    """None: its coordinator is on another machine."""
+    index: RunIndex | None = None
+    described: Described | None = None
+    looked_at_s: float = 0.0
+    opening: threading.Lock = field(default_factory=threading.Lock)
+
+
+class RunLibrary:
+    """Finds runs, and keeps what was read of them. Leaving its context ends its thread."""
+
+    def __init__(
+        self, home: Path, state: Path | None = None, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            home: HOME, of which all runs are shown.
+            state: The state folder of a standing coordinator, whose runs are shown instead.
+            now_s: The clock.
+        """
+        self._home, self._state, self._now_s = home, state, now_s
+        self._lock = threading.Lock()
+        self._runs: dict[str, WatchedRun] = {}
+        self._indexed: OrderedDict[str, WatchedRun] = OrderedDict()
+        self._wake, self._is_closed = threading.Event(), False
+        self._reader = threading.Thread(target=self._read, name="metrics-reader", daemon=True)
+
+    def __enter__(self) -> RunLibrary:
+        self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_closed = True
+        self._wake.set()
+        self._reader.join()
+
+    @property
+    def source(self) -> Path:
+        """Where the runs are."""
+        return self._state or self._home
+
+    def runs(self) -> list[WatchedRun]:
+        """Return all runs, newest first.
+
+        Raises:
+            JournalError: the journal of the standing coordinator cannot be read.
+        """
+        places = places_in_state(self._state) if self._state else places_in_home(self._home)
+        with self._lock:
+            kept = {place.run_id for place in places}
+            for run_id in self._runs.keys() - kept:  # it was removed
+                del self._runs[run_id]
+                self._indexed.pop(run_id, None)
+            return [self._watched(place) for place in places]
+
+    def run(self, run_id: str) -> WatchedRun | None:
+        """Return one run; None: there is none of that name."""
+        place = (
+            place_in_state(self._state, run_id)
+            if self._state
+            else place_in_home(self._home, run_id)
+        )
+        if place is None:
+            return None
+        with self._lock:
+            return self._watched(place)
+
+    def _watched(self, place: RunPlace) -> WatchedRun:
+        known = self._runs.get(place.run_id)
+        if known is None or known.place != place:  # a run of that name was removed, say
+            journal = None
+            if place.state is not None:
+                journal = JournalWatch(place.run_id, place.state, is_own=place.is_own)
+            known = self._runs[place.run_id] = WatchedRun(place, journal)
+            self._indexed.pop(place.run_id, None)
+        return known
+
+    def open(self, watched: WatchedRun) -> RunIndex | None:
+        """Return the figures of a run, which go on to be read; None: it has no journal as yet."""
+        watched.looked_at_s = self._now_s()
+        with watched.opening:
+            if watched.index is None:
+                watched.index = self._open(watched)
+            index = watched.index
+        if index is None:
+            return None
+        with self._lock:
+            self._indexed[watched.place.run_id] = watched
+            self._indexed.move_to_end(watched.place.run_id)
+            while len(self._indexed) > MAX_INDEXED:
+                self._indexed.popitem(last=False)[1].index = None
+        self._wake.set()
+        index.is_complete.wait(FIRST_ANSWER_S)
+        return index
+
+    def _open(self, watched: WatchedRun) -> RunIndex | None:
+        if watched.journal is None or watched.place.state is None:
+            return None
+        run = watched.journal.run()
+        if not run.folder and not watched.place.is_own:
+            return None
+        # Its own coordinator's folder may have another name by now than when it was written.
+        folder = watched.place.state if watched.place.is_own else Path(run.folder)
+        described = watched.described = _described(folder, watched.journal)
+        flops = None
+        if described.job is not None and described.topology is not None:
+            flops = ModelFlops(described.job, described.topology)
+        sites = tuple(site.site for site in run.sites)
+        if not sites:
+            return None  # it was not submitted yet
+        return RunIndex(watched.place.run_id, folder, watched.place.state, sites, flops)
+
+    def _read(self) -> None:
+        """Read on in all runs that somebody looks at, until the library is closed."""
+        while not self._is_closed:
+            self._wake.clear()
+            with self._lock:
+                watched = list(self._indexed.values())
+            since_s = self._now_s() - WATCHED_S
+            has_read = False
+            for each in watched:
+                index = each.index
+                if index is not None and each.looked_at_s >= since_s and not self._is_closed:
+                    has_read |= self._read_one(each, index)
+            if not has_read:
+                self._wake.wait(PAUSE_S)
+
+    def _read_one(self, watched: WatchedRun, index: RunIndex) -> bool:
+        try:
+            return index.read()
+        except Exception:
+            log.exception("run %s: its figures are not read on", watched.place.run_id)
+            with self._lock:
+                self._indexed.pop(watched.place.run_id, None)
+            return False
+
+
+def _described(folder: Path, journal: JournalWatch) -> Described:
+    """Return what the coordinator decided, or else what was submitted."""
+    try:
+        spec = RunSpec.from_bytes(RunFiles(folder).read_spec(), "this machine")
+    except (OSError, ConfigError):
+        return _submitted(folder, journal)
+    return Described(spec.topology, spec.job, spec.reduction)
+
+
+def _submitted(folder: Path, journal: JournalWatch) -> Described:
+    """Return the documents, of which there is no spec: as far as they can be read."""
+    topology: Topology | None = None
+    job: Job | None = None
+    about = journal.about
+    with contextlib.suppress(ConfigError):
+        text, overrides = read_text(folder / TOPOLOGY), about.get("topology_overrides", [])
+        topology = load_topology(text, TOPOLOGY, overrides)
+    with contextlib.suppress(ConfigError):
+        text, overrides = read_text(folder / JOB), about.get("job_overrides", [])
+        job = load_job(text, JOB, overrides)
+    if topology is not None and job is not None:
+        topology = placed(job, topology)
+    return Described(topology, job, None)
