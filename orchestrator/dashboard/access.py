@@ -37,7 +37,7 @@ HEADERS: Mapping[str, str] = {
 TOKEN_BYTES = 24
 _MOVED = (
     '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>isthmus</title>'
-    '<meta http-equiv="refresh" content="0;url=/"></head>'
+    '<link rel="icon" href="data:,"><meta http-equiv="refresh" content="0;url=/"></head>'
     '<body><p><a href="/">To the dashboard</a></p></body></html>'
 )
 """A page of our own, not a redirect: a browser withholds a SameSite=Strict cookie from one that
