@@ -90,7 +90,8 @@ def test_held_out_text_is_enlarged_until_it_holds_a_window(texts: Path) -> None:
         (data("texts/a/0.txt"), 16, "trainer.data.held_out", "leaves no file to learn from"),
         (data(held_out=0.999), 16, "trainer.data.held_out", "leaves no file to learn from"),
         (data("texts/a/empty.txt", held_out=0.0), 16, "trainer.data.files", "has 0 bytes"),
-        (data("texts/***/x"), 16, "trainer.data.files", "cannot be matched"),
+        # Python 3.13 matches it, with nothing.
+        (data("texts/***/x"), 16, "trainer.data.files", "cannot be matched|no file matches"),
     ],
 )
 def test_what_is_wrong_is_said(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -68,10 +69,15 @@ class Life:
             each()
 
     def _leave_at_exit(self) -> None:
-        """Leave, unless an exception ends the process: to the others that is a crash."""
+        """Leave, unless an exception ends the process: to the others that is a crash.
+
+        A child of `multiprocessing` keeps its exception to itself. So there whoever has not left
+        before has crashed. Before Python 3.13 such a child did not even call this.
+        """
         if os.getpid() != self._pid:
             return  # A fork, a data loader's worker say, ends; the rank goes on.
-        if getattr(sys, "last_value", None) is None:
-            self.leave()
-        else:
+        is_child = multiprocessing.parent_process() is not None
+        if is_child or getattr(sys, "last_value", None) is not None:
             self._link.close()
+        else:
+            self.leave()
