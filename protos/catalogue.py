@@ -242,14 +242,14 @@ _ENTRIES = (
     Entry(
         "NEVER_JOINED",
         "A training script ended without having joined the run.",
-        "Add `site = isthmus.join()`, and `site.synchronize(model, optimizer)` before the first "
+        "Add `site = isthmus.join()`, and `site.attach(model, optimizer)` before the first "
         "step: docs/integration.md.",
         ExitCode.JOB_FAILED,
     ),
     Entry(
         "NEVER_SYNCHRONISED",
         "A training script joined the run, and averaged nothing with the other sites.",
-        "Add `site.synchronize(model, optimizer)` before the first step. A script that averages "
+        "Add `site.attach(model, optimizer)` before the first step. A script that averages "
         "nothing on purpose says `isthmus.join(averages=False)`: docs/integration.md.",
         ExitCode.JOB_FAILED,
     ),
@@ -336,13 +336,13 @@ _ENTRIES = (
     Entry(
         "ROUND_WITHOUT_STEP",
         "Parameters change from round to round, and no step is counted.",
-        "Give site.synchronize the optimizer whose step() changes the parameters.",
+        "Give site.attach the optimizer whose step() changes the parameters.",
         ExitCode.JOB_FAILED,
     ),
     Entry(
         "NOT_SYNCHRONISED",
         "An optimizer stepped with gradients of parameters that do not cross.",
-        "Wrap the model anew and call site.synchronize again, at the same step at all sites.",
+        "Wrap the model anew and call site.attach again, at the same step at all sites.",
         ExitCode.JOB_FAILED,
     ),
     Entry(

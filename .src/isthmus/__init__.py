@@ -3,7 +3,7 @@
 A script needs two lines of it:
 
     site = isthmus.join()
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
 
 torch is imported with the first use of a name below, so that commands start without it.
 """
@@ -27,3 +27,8 @@ def __getattr__(name: str) -> object:
     from isthmus.sites.worker.api import joining
 
     return getattr(joining, name)
+
+
+def __dir__() -> list[str]:
+    """List what a script uses, which is imported only once it is asked for."""
+    return sorted([*globals(), *__all__])

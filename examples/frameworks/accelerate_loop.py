@@ -26,7 +26,7 @@ def main() -> None:
         torch.optim.AdamW(net.parameters(), lr=1e-2),
         DataLoader(site.part_of(dataset), batch_size=20, shuffle=True),  # 3: this site's part
     )
-    site.synchronize(model, optimizer)  # 4: gradients now cross sites
+    site.attach(model, optimizer)  # 4: gradients now cross sites
     for _ in range(2):
         for inputs, labels in loader:
             with accelerator.accumulate(model):

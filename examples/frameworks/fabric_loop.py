@@ -23,7 +23,7 @@ def main() -> None:
         net := nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 2)),
         torch.optim.AdamW(net.parameters(), lr=1e-2),
     )
-    site.synchronize(model, optimizer)  # 2: gradients now cross sites
+    site.attach(model, optimizer)  # 2: gradients now cross sites
     loader = DataLoader(site.part_of(dataset), batch_size=20, shuffle=True)  # 3: this site's part
     for _ in range(2):
         for inputs, labels in fabric.setup_dataloaders(loader):

@@ -51,7 +51,7 @@ def main() -> None:
 
     model = DistributedDataParallel(GPT().to(site.device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    site.synchronize(model, optimizer)  # 2: gradients now cross sites
+    site.attach(model, optimizer)  # 2: gradients now cross sites
     for _ in range(STEPS):
         losses = []
         for micro in range(MICRO_BATCHES):

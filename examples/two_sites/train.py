@@ -39,7 +39,7 @@ def main() -> None:
 
     model = DistributedDataParallel(make_model().to(site.device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    site.synchronize(model, optimizer)  # 2: gradients now cross sites
+    site.attach(model, optimizer)  # 2: gradients now cross sites
 
     dataset = make_dataset()
     sampler = site.sampler(dataset, global_batch=64 * site.global_world_size)

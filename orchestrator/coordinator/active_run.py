@@ -44,7 +44,7 @@ MAX_LABEL = 200
 
 STEPPED_ALONE = (
     "has taken an optimizer step, and has averaged nothing with the other sites yet: it trains by "
-    "itself until its script calls `site.synchronize(model, optimizer)`"
+    "itself until its script calls `site.attach(model, optimizer)`"
 )
 _STORAGE_KINDS = {
     metrics.CHECKPOINT_FAILED: run_events.NO_CHECKPOINT,

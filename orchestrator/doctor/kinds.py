@@ -139,13 +139,13 @@ error script-unreadable: the entrypoint {script}: {error}
 error script-unreadable/denied: the entrypoint {script}: {error}
   each rank runs it
   setfacl -m u:{user}:r {quoted}
-warning script-never-synchronises: the entrypoint {script} joins, and never calls site.synchronize()
+warning script-never-synchronises: the entrypoint {script} joins, and never calls site.attach()
   each site would train by itself, and the run fail: NEVER_SYNCHRONISED
-  add to it, before the first step: site.synchronize(model, optimizer); or, if it is to average \
+  add to it, before the first step: site.attach(model, optimizer); or, if it is to average \
 nothing: isthmus.join(averages=False)
 warning script-never-joins: the entrypoint {script} never calls isthmus.join()
   the run waits for each rank to join, until failure.start_within is over
-  add to it: site = isthmus.join(); site.synchronize(model, optimizer)
+  add to it: site = isthmus.join(); site.attach(model, optimizer)
 error working-folder-missing: the working folder of the job file: {error}
   each rank runs the script there
   have the job's files lie there as here, or name the folder as the site's `job_folder` in the \

@@ -95,7 +95,7 @@ def main() -> None:
         fully_shard(layer, mesh=mesh["data"])
     fully_shard(model, mesh=mesh["data"])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    site.synchronize(model, optimizer, data_mesh=mesh["data"])
+    site.attach(model, optimizer, data_mesh=mesh["data"])
     clock.begin()
     for _ in range(site.job.trainer.steps):
         optimizer.zero_grad()

@@ -294,7 +294,7 @@ class SiteRun:
             raise SiteError(
                 "NEVER_JOINED",
                 f"{script} ended at site {self._place.site} without having joined the run: it "
-                "wants `site = isthmus.join()`, and `site.synchronize(model, optimizer)` before its "
+                "wants `site = isthmus.join()`, and `site.attach(model, optimizer)` before its "
                 "first step",
             ) from None
 

@@ -15,7 +15,7 @@ _JOINING = frozenset({"isthmus", "isthmus.sites.worker.api.joining"})
 """The modules that `join` is imported from."""
 _INTEGRATIONS = ("isthmus.sites.integrations.", "isthmus.sites.trainer.")
 """Modules of ours that average by themselves."""
-_AVERAGING = frozenset({"synchronize", "average_gradients", "all_reduce", "broadcast"})
+_AVERAGING = frozenset({"attach", "average_gradients", "all_reduce", "broadcast"})
 """Methods of a site that do."""
 
 

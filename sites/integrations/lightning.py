@@ -41,7 +41,7 @@ class Together(Callback):  # type: ignore[misc] # lightning may not be there
             )
         model = trainer.strategy.model
         assert model is not None, "set up before training starts"
-        self._site.synchronize(model, trainer.optimizers[0])
+        self._site.attach(model, trainer.optimizers[0])
 
     def on_train_batch_start(self, trainer: Trainer, module: Any, batch: Any, index: int) -> None:  # noqa: ANN401
         """Count what the batch weighs."""

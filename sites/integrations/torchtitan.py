@@ -50,7 +50,7 @@ class TogetherTrainer(Trainer):  # type: ignore[misc] # torchtitan may not be th
                 "size to -1, and a smaller parallelism.pipeline_parallel_microbatch_size"
             )
         optimizers = self.optimizers.optimizers
-        site.synchronize(self.model_parts, optimizers, data_mesh=self._data_mesh(), loss="sum")
+        site.attach(self.model_parts, optimizers, data_mesh=self._data_mesh(), loss="sum")
         self._log = self.metrics_processor.log
         self.metrics_processor.log = self._log_and_show
 

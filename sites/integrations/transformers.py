@@ -46,7 +46,7 @@ class _Together(TrainerCallback):  # type: ignore[misc] # transformers may not b
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
         """Give all sites the same parameters; from now on gradients cross."""
-        self._site.synchronize(self._trainer.model_wrapped, self._trainer.optimizer)
+        self._site.attach(self._trainer.model_wrapped, self._trainer.optimizer)
 
     def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:  # noqa: ANN401
         """Show the loss in `isthmus status`."""

@@ -72,7 +72,7 @@ def replicated(
         gradient_as_bucket_view=True,
     )
     optimizer = make_optimizer(model, site.job.trainer.optimizer)
-    site.synchronize(parallel, optimizer)
+    site.attach(parallel, optimizer)
     return parallel, optimizer
 
 
@@ -122,7 +122,7 @@ class CutLearner:
         self.optimizer: torch.optim.Optimizer = make_optimizer(
             nn.ModuleList(laid.parts), config.optimizer
         )
-        site.synchronize(laid.parts, self.optimizer, data_mesh=laid.data_mesh)
+        site.attach(laid.parts, self.optimizer, data_mesh=laid.data_mesh)
         self.saved: Sequence[nn.Module] = laid.parts
 
     def learn(self, samples: Positions, rows: int) -> tuple[Tensor, int]:

@@ -1,6 +1,6 @@
 """Lays the model out over a site's ranks: tensor, pipeline, data and expert parallelism.
 
-Each site may do it in its own way; `site.synchronize` finds out what a rank holds. The order is
+Each site may do it in its own way; `site.attach` finds out what a rank holds. The order is
 torch's own: stages are cut out first, then come tensor and expert parallelism, recomputation,
 compilation, and fully_shard last, around what each rank has by then.
 

@@ -15,7 +15,7 @@ name: job
 topology: topology.yaml
 entrypoint: train.py
 """
-JOINING = "import isthmus\nsite = isthmus.join()\nsite.synchronize(model, optimizer)\n"
+JOINING = "import isthmus\nsite = isthmus.join()\nsite.attach(model, optimizer)\n"
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_topology_that_is_not_there_is_told_at_its_line(isthmus: Isthmus, fold
     [
         (JOINING, True),
         ("from isthmus import join\nsite = join(alone=True, averages=False)", True),
-        ("from isthmus import join as enter\nenter().synchronize(m, o)", True),
+        ("from isthmus import join as enter\nenter().attach(m, o)", True),
         (
             "import isthmus as wan\n\ndef main():\n    with wan.join() as site: site.broadcast(m)",
             True,
@@ -120,7 +120,7 @@ def test_a_script_that_never_joins(
         ((place, told),) = found
         assert place == "4:13"
         assert told.startswith(f"the entrypoint {folder}/train.py never calls isthmus.join()")
-        assert "site = isthmus.join(); site.synchronize(model, optimizer)" in told
+        assert "site = isthmus.join(); site.attach(model, optimizer)" in told
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_script_that_never_joins(
         ("site.average_gradients(optimizer)", True),
         ("site.all_reduce([loss])", True),
         ("run.site.broadcast(model)", True),
-        ("getattr(site, 'synchronize')(model, optimizer)", True),
+        ("getattr(site, 'attach')(model, optimizer)", True),
         ("from isthmus.sites.integrations.transformers import train", True),
         ("import helper", True),
         ("print('evaluating')", False),
@@ -143,7 +143,7 @@ def test_a_script_that_joins_and_never_averages(
     isthmus: Isthmus, folder: Path, script: str, averages: bool
 ) -> None:
     (folder / "train.py").write_text(f"import isthmus\nsite = isthmus.join()\n{script}\n")
-    (folder / "helper.py").write_text("def train(site, *more):\n    site.synchronize(*more)\n")
+    (folder / "helper.py").write_text("def train(site, *more):\n    site.attach(*more)\n")
     (folder / "other.py").write_text("import json")
     found = warned(isthmus, folder / "job.yaml")
     if averages:
@@ -151,7 +151,7 @@ def test_a_script_that_joins_and_never_averages(
     else:
         ((place, told),) = found
         assert place == "4:13"
-        assert "train.py joins, and never calls site.synchronize()" in told
+        assert "train.py joins, and never calls site.attach()" in told
         assert "isthmus.join(averages=False)" in told
 
 

@@ -123,7 +123,7 @@ class World:
             self.site.average_gradients(optimizer)
             self.site.broadcast(model)
         else:
-            self.site.synchronize(model, optimizer)
+            self.site.attach(model, optimizer)
 
     # ---------------------------------------------------------------- data
 
@@ -190,7 +190,7 @@ class OneProcess:
         self._models: list[nn.Module] = []
         self.grad_norm = 0.0
 
-    def synchronize(self, model: nn.Module | Sequence[nn.Module], *_: object, **__: object) -> None:
+    def attach(self, model: nn.Module | Sequence[nn.Module], *_: object, **__: object) -> None:
         """Note what is trained."""
         self._models = [model] if isinstance(model, nn.Module) else [*model]
 

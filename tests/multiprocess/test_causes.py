@@ -56,7 +56,7 @@ def test_a_script_that_forgets_to_synchronise_fails(run: Bench) -> None:
     result = launch(run, 5, "forget", "b", 1, 3).check(1)
     error = result.envelope["error"]
     assert error["code"] == "NEVER_SYNCHRONISED"
-    assert "`site.synchronize(model, optimizer)`" in error["message"]
+    assert "`site.attach(model, optimizer)`" in error["message"]
     assert "averages=False" in error["hint"]
     events = run.isthmus("events", "--json").check().out
     assert "site.stepped_alone" in events

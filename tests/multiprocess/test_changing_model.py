@@ -1,4 +1,4 @@
-"""A model grows on the way, and `site.synchronize` is called again, in real runs."""
+"""A model grows on the way, and `site.attach` is called again, in real runs."""
 
 from pathlib import Path
 

@@ -28,7 +28,7 @@ def launch(run: Bench, ending: str, failure: str = "") -> Result:
     ("ending", "said", "log"),
     [
         ("raise", "ValueError: a mistake in the user's script", "Traceback"),
-        ("type", "TypeError: Site.synchronize() got an unexpected keyword", "Traceback"),
+        ("type", "TypeError: Site.attach() got an unexpected keyword", "Traceback"),
         ("status", "exited with status 3", ""),
         ("'last raise'", "ValueError: after the last step", "Traceback"),
     ],

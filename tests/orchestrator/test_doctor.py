@@ -133,7 +133,7 @@ def test_3_an_entrypoint_that_is_not_python(open_folder: Path) -> None:
     assert told.line[1] == 2
 
 
-JOINS = "import isthmus\nsite = isthmus.join()\nsite.synchronize(model, optimizer)\n"
+JOINS = "import isthmus\nsite = isthmus.join()\nsite.attach(model, optimizer)\n"
 
 
 def test_a_working_folder_that_is_not_there(open_folder: Path) -> None:
@@ -162,13 +162,13 @@ def test_files_are_looked_for_where_the_site_has_them(open_folder: Path) -> None
 def test_4_an_entrypoint_that_never_joins(open_folder: Path) -> None:
     (open_folder / "train.py").write_text("print('alone')\n")
     found = files_of(job("entrypoint: train.py"), open_folder)
-    only(found, "script-never-joins", WARNING, "site = isthmus.join(); site.synchronize(")
+    only(found, "script-never-joins", WARNING, "site = isthmus.join(); site.attach(")
 
 
 def test_an_entrypoint_that_never_synchronises(open_folder: Path) -> None:
     (open_folder / "train.py").write_text("import isthmus\nisthmus.join()\n")
     found = files_of(job("entrypoint: train.py"), open_folder)
-    only(found, "script-never-synchronises", WARNING, "site.synchronize(model, optimizer)")
+    only(found, "script-never-synchronises", WARNING, "site.attach(model, optimizer)")
 
 
 def test_5_data_that_is_not_there(open_folder: Path) -> None:

@@ -100,7 +100,7 @@ def normalise(folder: Path, name: str) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     site.average_buffers(model, every=2)
     found = []
     for step in range(3):

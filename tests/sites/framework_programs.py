@@ -92,7 +92,7 @@ def compiled_together(folder: Path, name: str) -> None:
     model: Any = nn.parallel.DistributedDataParallel(net(site.global_rank))
     model = torch.compile(model, backend="eager")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     for batch in _batches(site):
         optimizer.zero_grad()
         backward(loss_of(model, batch))
@@ -106,7 +106,7 @@ def scaled_together(folder: Path, name: str) -> None:
     model = nn.parallel.DistributedDataParallel(net(site.global_rank))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=100)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     first = next(iter(_batches(site)))
     backward(scaler.scale(loss_of(model, first) * (1e38 if site.global_rank == 1 else 1.0)))
     scaler.step(optimizer)
@@ -137,7 +137,7 @@ def adversaries_together(folder: Path, name: str) -> None:
     generator = nn.parallel.DistributedDataParallel(net(site.global_rank))
     critic = nn.parallel.DistributedDataParallel(_critic(site.global_rank))
     optimizers = _optimizers(generator, critic)
-    site.synchronize([generator, critic], optimizers)
+    site.attach([generator, critic], optimizers)
     for batch in _batches(site):
         _play(generator, critic, optimizers, batch)
     save(folder, name, nn.ModuleList([generator, critic]))
@@ -259,7 +259,7 @@ def accelerate_together(folder: Path, name: str) -> None:
     loader = DataLoader(site.part_of(Vectors()), batch_size=BATCH, drop_last=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     for batch in loader:
         optimizer.zero_grad()
         accelerator.backward(loss_of(model, batch))
@@ -281,7 +281,7 @@ def fabric_together(folder: Path, name: str) -> None:
     model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
     loader = DataLoader(site.part_of(Vectors()), batch_size=BATCH, drop_last=True)
     loader = fabric.setup_dataloaders(loader)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     for batch in loader:
         optimizer.zero_grad()
         fabric.backward(loss_of(model, batch))

@@ -423,7 +423,7 @@ def train(folder: Path, name: str) -> None:
     optimizer = torch.optim.SGD(laid.parameters(), lr=LEARNING_RATE, momentum=0.9)
     is_summed = layout.endswith(SUM)
     way: Literal["mean", "sum"] = "sum" if is_summed else "mean"
-    site.synchronize(laid.models, optimizer, loss=way, beside_shards=True)
+    site.attach(laid.models, optimizer, loss=way, beside_shards=True)
     first = sum(DATA_RANKS[each] for each in layouts[: site.index])
     losses, norms = [], []
     for step in range(num_steps):
@@ -467,7 +467,7 @@ def train_alike(folder: Path, name: str) -> None:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     num_moves = 0
     move: Any = Collectives.all_to_all
 
@@ -493,7 +493,7 @@ def train_divided(folder: Path, name: str) -> None:
     """Save what a schedule is told that divides gradients itself."""
     site = join_site()
     laid = pipelined("pp", net(seed=0), scale_grads=True)
-    site.synchronize(laid.models, torch.optim.SGD(laid.parameters(), lr=LEARNING_RATE))
+    site.attach(laid.models, torch.optim.SGD(laid.parameters(), lr=LEARNING_RATE))
     try:
         laid.step(*data(0, laid.place), 1.0)
     except TypeError as error:
@@ -507,7 +507,7 @@ def flip_a_bit(folder: Path, name: str) -> None:
     site = join_site()
     laid = lay_out(plan["layouts"][site.index], net(seed=0))
     optimizer = torch.optim.AdamW(laid.parameters(), lr=0.01)
-    site.synchronize(laid.models, optimizer)
+    site.attach(laid.models, optimizer)
     for step in range(2):
         optimizer.zero_grad()
         laid.step(*data(step, 10 * site.index + laid.place), 1.0)
@@ -538,7 +538,7 @@ def _train_spare(folder: Path, name: str, *, frozen: tuple[str, ...]) -> None:
     model.layers["1"].spare = nn.Linear(WIDTH, WIDTH)
     laid = lay_out(layouts[site.index], model)
     optimizer = torch.optim.AdamW(laid.parameters(), lr=0.01)
-    site.synchronize(laid.models, optimizer)
+    site.attach(laid.models, optimizer)
     for step in range(2):
         optimizer.zero_grad()
         loss = laid.step(*data(step, 10 * site.index + laid.place), 1.0)
@@ -604,7 +604,7 @@ def _train_routed(folder: Path, name: str, *, sharded: tuple[int, ...]) -> None:
     else:
         model = DistributedDataParallel(routed, find_unused_parameters=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    site.synchronize(model, optimizer, beside_shards=bool(sharded))
+    site.attach(model, optimizer, beside_shards=bool(sharded))
     for step in range(5):
         optimizer.zero_grad(set_to_none=step % 2 == 0)
         site.count_tokens(routed_tokens(step, site.index))
@@ -645,7 +645,7 @@ def train_dealt(folder: Path, name: str) -> None:
     fully_shard(experts, mesh=mesh["efsdp"])
     fully_shard(model[0], mesh=init_device_mesh("cpu", (site.world_size,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    site.synchronize([model[0], experts], optimizer)
+    site.attach([model[0], experts], optimizer)
     for step in range(3):
         optimizer.zero_grad()
         generator = torch.Generator().manual_seed(step)
@@ -838,7 +838,7 @@ def train_moved(folder: Path, name: str) -> None:
     torch.manual_seed(0)
     model = nn.Linear(WIDTH, WIDTH).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     for step in range(8):
         optimizer.zero_grad()
         site.count_tokens(3 + step)
@@ -883,7 +883,7 @@ def train_saved(folder: Path, name: str) -> None:
     laid = lay_out(layouts[site.index], net(seed=site.index, is_tied=plan["is_tied"]))
     optimizer = torch.optim.AdamW(laid.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
-    site.synchronize(laid.models, optimizer)
+    site.attach(laid.models, optimizer)
     num_places = sum(DATA_RANKS[each] for each in layouts)
     place = sum(DATA_RANKS[each] for each in layouts[: site.index]) + laid.place
     torch.manual_seed(1000 + place)
@@ -921,7 +921,7 @@ def train_sampled(folder: Path, name: str) -> None:
     site = join_site()
     laid = lay_out(layouts[site.index], net(seed=0))
     optimizer = torch.optim.AdamW(laid.parameters(), lr=0.01)
-    site.synchronize(laid.models, optimizer, data_mesh=laid.data_mesh)
+    site.attach(laid.models, optimizer, data_mesh=laid.data_mesh)
     sampler = site.sampler(
         range(SAMPLED), global_batch=SAMPLED_BATCH, seed=3, data_mesh=laid.data_mesh
     )
@@ -952,7 +952,7 @@ def train_not_finite(folder: Path, name: str) -> None:
         parameter.register_hook(lambda grad: grad * (float("nan") if is_bad else 1.0))  # type: ignore[no-untyped-call]
     laid = lay_out(layout, model)
     optimizer = torch.optim.SGD(laid.parameters(), lr=LEARNING_RATE)
-    site.synchronize(laid.models, optimizer, beside_shards=True)
+    site.attach(laid.models, optimizer, beside_shards=True)
     for step in range(3):
         optimizer.zero_grad()
         is_bad = (step, name) == (1, plan["rank"])

@@ -110,7 +110,7 @@ def swapped(site: Site) -> None:
     model = DistributedDataParallel(net(1).to(site.device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     ema = copy.deepcopy(model.module)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     start = site.checkpoint(model, optimizer, extra={"ema": ema})
     for step in range(start, STEPS):
         optimizer.zero_grad()
@@ -132,7 +132,7 @@ def pointed_elsewhere(site: Site) -> None:
     """The same, by pointers: nothing is copied."""
     model = DistributedDataParallel(net(1).to(site.device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     start = site.checkpoint(model, optimizer)
     for step in range(start, STEPS):
         optimizer.zero_grad()
@@ -151,7 +151,7 @@ def clamped(site: Site) -> None:
     """Keep weights within bounds after each step, as a Wasserstein critic's."""
     model = DistributedDataParallel(net(1).to(site.device))
     optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     start = site.checkpoint(model, optimizer)
     for step in range(start, STEPS):
         optimizer.zero_grad()
@@ -165,7 +165,7 @@ def moved_to(site: Site) -> None:
     """Put new tensors in place of the weights after each step, as some projections do."""
     model = DistributedDataParallel(net(1).to(site.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     start = site.checkpoint(model, optimizer)
     for step in range(start, STEPS):
         optimizer.zero_grad()
@@ -211,7 +211,7 @@ def schedule_free(site: Site) -> None:
     """Evaluate with the weights of evaluation: the way there and back changes the last bits."""
     model = DistributedDataParallel(net(1).to(site.device))
     optimizer = ScheduleFree(model.parameters(), lr=0.1)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     start = site.checkpoint(model, optimizer)
     for step in range(start, STEPS):
         optimizer.zero_grad()
@@ -227,7 +227,7 @@ def sharp(site: Site) -> None:
     """Two backward passes a step, with other weights in between (SAM)."""
     model = DistributedDataParallel(net(1).to(site.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     start = site.checkpoint(model, optimizer)
     for step in range(start, STEPS):
         optimizer.zero_grad()
@@ -247,7 +247,7 @@ def decayed_by_hand(site: Site) -> None:
     """Weights shrink between the backward pass and the step."""
     model = DistributedDataParallel(net(1).to(site.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     start = site.checkpoint(model, optimizer)
     for step in range(start, STEPS):
         optimizer.zero_grad()
@@ -276,7 +276,7 @@ class Pair:
         optimizers = [self.generator_optimizer, self.critic_optimizer]
         if first_counts:
             models, optimizers = models[::-1], optimizers[::-1]
-        site.synchronize(models, optimizers)
+        site.attach(models, optimizers)
         if in_one:
             self.start = site.checkpoint(models, optimizers)
         else:
@@ -371,7 +371,7 @@ def normalised(site: Site) -> None:
         nn.Sequential(net(1), nn.BatchNorm1d(WIDTH), nn.Dropout(0.3), net(2)).to(site.device)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     torch.manual_seed(3)
     start = site.checkpoint(model, optimizer)
     for step in range(start, STEPS):
@@ -387,7 +387,7 @@ def looking_ahead(site: Site) -> None:
     model = DistributedDataParallel(net(1).to(site.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     slow = net(1).to(site.device)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     start = site.checkpoint(model, optimizer, extra={"slow": slow})
     for step in range(start, STEPS):
         optimizer.zero_grad()
@@ -406,7 +406,7 @@ def sharded(site: Site) -> None:
     fully_shard(model[0])
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     start = site.checkpoint(model, optimizer)
     for step in range(start, STEPS):
         optimizer.zero_grad()
@@ -421,7 +421,7 @@ def half_precision(site: Site) -> None:
     model = DistributedDataParallel(net(1).to(site.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler(site.device.type, init_scale=2.0**120, growth_interval=1)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     step = site.checkpoint(model, optimizer, extra={"scaler": scaler})
     while step < STEPS:
         optimizer.zero_grad()
@@ -512,7 +512,7 @@ def test_a_model_that_has_become_another_one_is_not_saved_as_the_one_that_was_tr
     site = run.join("whole")
     model = DistributedDataParallel(net(1).to(site.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     told = told_of(site, monkeypatch)
     site.checkpoint(model, optimizer)
     train(site, 3, model, optimizer)
@@ -530,8 +530,8 @@ def test_an_optimizer_that_would_be_lost_is_named(run: Run) -> None:
     site = run.join("whole")
     models = [DistributedDataParallel(net(seed).to(site.device)) for seed in (1, 2)]
     optimizers = [torch.optim.Adam(each.parameters()) for each in models]
-    site.synchronize(models, optimizers)
-    with pytest.raises(TypeError, match=r"optimizer 1 of site\.synchronize would not be saved"):
+    site.attach(models, optimizers)
+    with pytest.raises(TypeError, match=r"optimizer 1 of site\.attach would not be saved"):
         site.checkpoint(models, optimizers[0])
     assert site.checkpoint(models, optimizers) == 0
 
@@ -540,7 +540,7 @@ def test_a_parameter_of_two_optimizers_is_named(run: Run) -> None:
     site = run.join("whole")
     model = DistributedDataParallel(net(1).to(site.device))
     optimizers = [torch.optim.Adam(model.parameters()) for _ in range(2)]
-    site.synchronize(model, optimizers)
+    site.attach(model, optimizers)
     with pytest.raises(TypeError, match=r"two optimizers train 0\.weight"):
         site.checkpoint(model, optimizers)
 
@@ -561,7 +561,7 @@ def test_what_cannot_be_copied_is_named_with_its_place_and_ends_no_training(
     site = run.join("whole")
     model = DistributedDataParallel(net(1).to(site.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     told = told_of(site, monkeypatch)
     site.checkpoint(model, optimizer, extra={"ema": Unreadable()})
     train(site, 4, model, optimizer)

@@ -63,9 +63,7 @@ def test_what_has_crossed_is_taken(watched: Watched) -> None:
 
 def test_a_layer_that_came_later_is_refused_by_its_name_shape_and_cure(watched: Watched) -> None:
     add_layer(watched)
-    with pytest.raises(
-        NotSynchronisedError, match=r"2\.weight \[2, 2\], which .*synchronize again"
-    ):
+    with pytest.raises(NotSynchronisedError, match=r"2\.weight \[2, 2\], which .*attach again"):
         watched.optimizer.step()
 
 

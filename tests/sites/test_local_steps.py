@@ -155,7 +155,7 @@ def test_without_inner_steps_nothing_moves(dtype: torch.dtype) -> None:
     model = nn.Linear(8, 8).to(dtype)
     before = [each.detach().clone() for each in model.parameters()]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     for _ in range(6):
         optimizer.zero_grad()
         backward(model(torch.ones(2, 8, dtype=dtype)).square().mean())
@@ -231,7 +231,7 @@ def lone_steps(num_steps: int) -> tuple[Site, nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     for _ in range(num_steps):
         train_once(model, optimizer)
     return site, model, optimizer
@@ -280,7 +280,7 @@ def test_what_has_moved_counts_where_something_else_is_synchronised() -> None:
     site, model, _ = lone_steps(4)
     other = torch.optim.SGD(model.parameters(), lr=0.1)
     before = [each.detach().clone() for each in model.parameters()]
-    site.synchronize(model, other)
+    site.attach(model, other)
     assert not all(map(torch.equal, model.parameters(), before)), "the outer step was taken"
     train_once(model, other)
     site.leave()
@@ -294,7 +294,7 @@ def sharded(device: str) -> tuple[Site, nn.Module, torch.optim.Optimizer]:
     model = nn.Linear(4, 4).to(device, torch.bfloat16)
     fully_shard(model, mesh=init_device_mesh(device, (1,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     return site, model, optimizer
 
 

@@ -45,9 +45,9 @@ def test_under_no_sync_gradients_add_up_and_nothing_crosses(
 ) -> None:
     alone, model = _net(), wrap(_net())
     optimizer = _sgd(model)
-    with pytest.raises(RuntimeError, match=r"call site.synchronize first"):
+    with pytest.raises(RuntimeError, match=r"call site.attach first"):
         site.no_sync()
-    site.synchronize(model, optimizer, beside_shards=beside_shards)
+    site.attach(model, optimizer, beside_shards=beside_shards)
     assert site._parts.synchronisation.hook is not None
     for factor in (1.0, 2.0):
         optimizer.zero_grad()
@@ -128,13 +128,13 @@ def test_a_model_that_cannot_be_synchronised_is_refused(
     site: Site, make: Callable[[], Any], said: str
 ) -> None:
     with pytest.raises(TypeError, match=said):
-        site.synchronize(make(), _sgd(_net()))
+        site.attach(make(), _sgd(_net()))
 
 
 def test_models_that_are_wrapped_in_unlike_ways_are_refused(site: Site) -> None:
     models = [_net(), DistributedDataParallel(_net())]
     with pytest.raises(TypeError, match=r"want all models wrapped alike, got Sequential \(nothing"):
-        site.synchronize(models, [_sgd(each) for each in models])
+        site.attach(models, [_sgd(each) for each in models])
 
 
 def test_ranks_with_data_of_their_own_need_a_wrapper(site: Site) -> None:
@@ -142,7 +142,7 @@ def test_ranks_with_data_of_their_own_need_a_wrapper(site: Site) -> None:
     mesh = init_device_mesh("cpu", (1,))
     mesh.size = lambda: 2  # type: ignore[method-assign,assignment,misc]
     with pytest.raises(TypeError, match="data_mesh: nothing wraps the model"):
-        site.synchronize(model, _sgd(model), data_mesh=mesh)
+        site.attach(model, _sgd(model), data_mesh=mesh)
 
 
 def _held(name: str, rank: int, *mesh: int, content: int = 0) -> Held:

@@ -51,7 +51,7 @@ def _synchronised(
     link = Crossing()
     site = lone_site(link, exchange=exchange)
     model = DistributedDataParallel(Model(weight), **options)
-    site.synchronize(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    site.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
     link.crossed.clear()
     return site, link, model
 
@@ -89,7 +89,7 @@ def test_elements_cross_in_row_major_order_whatever_the_strides(
 
 
 @pytest.mark.parametrize("change", [nn.Module.double, nn.Module.bfloat16, nn.Module.half])
-def test_another_dtype_after_synchronize_is_refused_by_name(
+def test_another_dtype_after_attach_is_refused_by_name(
     change: Callable[[nn.Module], nn.Module],
 ) -> None:
     site, _, model = _synchronised(torch.ones(3))
@@ -108,7 +108,7 @@ def test_beside_shards_too(*, beside_shards: bool) -> None:
     site = lone_site(Crossing())
     model = DistributedDataParallel(nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    site.synchronize(model, optimizer, beside_shards=beside_shards)
+    site.attach(model, optimizer, beside_shards=beside_shards)
     model.double()
     with pytest.raises(TypeError, match=r"parameter weight is of torch\.float64"):
         model(torch.ones(1, 3).double())

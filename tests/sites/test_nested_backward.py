@@ -79,7 +79,7 @@ def test_nested_passes_are_one_round_with_the_norm_of_all(
 ) -> None:
     model = wrap(Model(ends=ends))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    site.synchronize(model, optimizer, beside_shards=beside_shards)
+    site.attach(model, optimizer, beside_shards=beside_shards)
     assert site._parts.synchronisation.hook is not None
     for _ in range(3):
         optimizer.zero_grad()
@@ -96,7 +96,7 @@ def test_an_outer_pass_that_brings_no_gradient_is_refused_by_name(site: Site) ->
     model = Model(ends=False)
     model.spare = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     backward(model(torch.ones(2, 3, requires_grad=True)).sum())
     with pytest.raises(ScriptError, match=r"some parameters have none: .*use_reentrant"):
         optimizer.step()
@@ -108,7 +108,7 @@ def test_of_several_models_it_is_refused_by_name(
 ) -> None:
     models = [wrap(Model(ends=False)), wrap(Model(ends=False))]
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
-    site.synchronize(models, optimizers)
+    site.attach(models, optimizers)
     values = torch.ones(2, 3, requires_grad=True)
     if wrap is _static:  # DDP looks at all gradients at the end of the outer pass
         backward(models[1](models[0](values)).sum())
@@ -126,7 +126,7 @@ def test_several_models_in_one_pass_that_is_not_nested_are_one_round(
 ) -> None:
     models = [wrap(nn.Sequential(OrderedDict({each: nn.Linear(3, 3)}))) for each in "ab"]
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
-    site.synchronize(models, optimizers)
+    site.attach(models, optimizers)
     for used in (models, models[:1], models):
         for each in optimizers:
             each.zero_grad()

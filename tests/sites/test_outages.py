@@ -43,7 +43,7 @@ def test_what_a_machine_or_a_network_does_is_an_outage(error: BaseException) -> 
 @pytest.mark.parametrize(
     "error",
     [
-        TypeError("synchronize() got an unexpected keyword"),
+        TypeError("attach() got an unexpected keyword"),
         FileNotFoundError(errno.ENOENT, "No such file or directory", "data.bin"),
         PermissionError(errno.EACCES, "Permission denied"),
         ModuleNotFoundError("No module named 'x'"),

@@ -70,7 +70,7 @@ def test_parameters_are_the_guess_in_passes_only() -> None:
     """A lone site: the guess is where its optimizer steps next, from the second step on."""
     site, model = delayed_site()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     seen: list[torch.Tensor] = []
     model.register_forward_hook(lambda *_: seen.append(_flat(model)))
     after = [_flat(model)]
@@ -94,7 +94,7 @@ def test_without_looking_a_lone_site_lags_a_step() -> None:
     """Gradients are of the parameters that there are: as without delay, for they do not differ."""
     site, model = delayed_site(look=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     values, before = [_flat(model)], torch.zeros(4)
     for _ in range(3):
         optimizer.zero_grad()
@@ -122,7 +122,7 @@ def _gradient_at(model: nn.Module, values: torch.Tensor) -> torch.Tensor:
 
 def test_two_rounds_in_one_step_are_refused() -> None:
     site, model = delayed_site()
-    site.synchronize(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    site.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
     train_once(model)
     with pytest.raises(ScriptError, match="use no_sync in all but the last"):
         train_once(model)
@@ -132,7 +132,7 @@ def test_two_rounds_in_one_step_are_refused() -> None:
 def test_accumulated_gradients_count_once() -> None:
     site, model = delayed_site()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     for _ in range(3):
         optimizer.zero_grad()
         with site.no_sync():
@@ -146,7 +146,7 @@ def test_accumulated_gradients_count_once() -> None:
 def test_a_scaler_is_refused() -> None:
     site, model = delayed_site()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     scaler = torch.amp.GradScaler("cpu")
     train_once(model)
     optimizer.step()
@@ -159,7 +159,7 @@ def test_a_scaler_is_refused() -> None:
 def test_what_delayed_cannot_do_is_refused_before_the_first_step() -> None:
     site, model = delayed_site()
     with pytest.raises(TypeError, match="this optimizer is Adagrad: say"):
-        site.synchronize(model, torch.optim.Adagrad(model.parameters()))
+        site.attach(model, torch.optim.Adagrad(model.parameters()))
     site.leave()
     site, model = delayed_site()
     with pytest.raises(RuntimeError, match="regime is delayed, which needs"):
@@ -183,7 +183,7 @@ def test_several_optimizers_train_as_one_does(regime: Regime) -> None:
         weight, bias = model.parameters()
         parts = [[weight], [bias]] if is_split else [[weight, bias]]
         optimizers = [torch.optim.SGD(each, lr=0.1, momentum=0.9) for each in parts]
-        site.synchronize(model, optimizers)
+        site.attach(model, optimizers)
         for _ in range(9):
             train_once(model)
             for each in optimizers:
@@ -198,7 +198,7 @@ def test_an_optimizer_that_steps_after_the_last_one_is_refused() -> None:
     torch.manual_seed(0)
     site, model = lone_site(RecordingLink(), regime=REGIMES[1]), nn.Linear(3, 1)
     first, last = (torch.optim.SGD([each], lr=0.1) for each in model.parameters())
-    site.synchronize(model, [first, last])
+    site.attach(model, [first, last])
     train_once(model)
     last.step()
     with pytest.raises(ScriptError, match="give them in the order in which they step"):
@@ -220,7 +220,7 @@ def test_passes_amid_a_step_may_want_the_parameters_of_all_sites() -> None:
     """Also where they compute gradients: the guess is back after it, and gone with the step."""
     site, model = delayed_site()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     for _ in range(2):
         optimizer.zero_grad()
         train_once(model)
@@ -243,7 +243,7 @@ def test_passes_amid_a_step_may_want_the_parameters_of_all_sites() -> None:
 def test_without_looking_any_optimizer_will_do() -> None:
     site, model = delayed_site(look=False)
     optimizer = torch.optim.Adagrad(model.parameters())
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     for _ in range(2):
         optimizer.zero_grad()
         train_once(model)

@@ -47,7 +47,7 @@ def _held(name: str, mesh: tuple[int, ...], place: int, kind: str = "trained") -
 
 def test_a_gradient_that_comes_twice_is_named(site: Site) -> None:
     model, optimizer = _sharded()
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     weight = next(model.parameters())
     weight.grad = torch.zeros_like(weight)
     (told,) = weight._post_accumulate_grad_hooks.values()
@@ -62,10 +62,10 @@ def test_an_optimizer_in_backward_is_refused_before_and_after() -> None:
     weight = next(model.parameters())
     hook = weight.register_post_accumulate_grad_hook(lambda _: None)  # type: ignore[no-untyped-call]
     with pytest.raises(TypeError, match=r"parameter 0.weight has a hook that runs .* take it off"):
-        site.synchronize(model, optimizer)
+        site.attach(model, optimizer)
     hook.remove()
     site = lone_site(RecordingLink())
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     weight.register_post_accumulate_grad_hook(lambda _: None)  # type: ignore[no-untyped-call]
     with pytest.raises(ScriptError, match=r"parameter 0.weight has got another hook"):
         backward(model(torch.ones(2, 3)).sum())
@@ -74,9 +74,9 @@ def test_an_optimizer_in_backward_is_refused_before_and_after() -> None:
 
 def test_the_norm_is_of_all_that_crosses_and_clips(site: Site) -> None:
     model, optimizer = _sharded()
-    with pytest.raises(RuntimeError, match=r"call site.synchronize first"):
+    with pytest.raises(RuntimeError, match=r"call site.attach first"):
         _ = site.grad_norm
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     with pytest.raises(RuntimeError, match=r"no backward pass has"):
         _ = site.grad_norm
     backward(1024.0 * model(torch.ones(2, 3)).sum())
@@ -108,7 +108,7 @@ def test_a_bucket_waits_for_all_streams_that_compute_its_gradients(
 ) -> None:
     """HSDP and fully_shard's others have unlike streams, as have two models."""
     model, optimizer = _sharded()
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     hook = site._parts.synchronisation.hook
     assert isinstance(hook, ShardHook)
     hook._queue._is_on_cuda = True
@@ -124,8 +124,8 @@ def test_a_bucket_waits_for_all_streams_that_compute_its_gradients(
 def test_a_sum_needs_its_tokens(site: Site) -> None:
     model, optimizer = _sharded()
     with pytest.raises(ValueError, match=r"want mean or sum, got 'all'"):
-        site.synchronize(model, optimizer, loss="all")  # type: ignore[arg-type]
-    site.synchronize(model, optimizer, loss="sum")
+        site.attach(model, optimizer, loss="all")  # type: ignore[arg-type]
+    site.attach(model, optimizer, loss="sum")
     site.count_tokens(4)
     backward(model(torch.ones(4, 3)).sum())
     bias = [*model.parameters()][-1].grad
@@ -139,7 +139,7 @@ def test_a_sum_needs_its_tokens(site: Site) -> None:
 @pytest.mark.parametrize("is_sharded", [True, False], ids=["fsdp2", "ddp"])
 def test_sums_are_not_added_to_what_an_earlier_pass_left(site: Site, *, is_sharded: bool) -> None:
     model, optimizer = _sharded() if is_sharded else _replicated()
-    site.synchronize(model, optimizer, loss="sum")
+    site.attach(model, optimizer, loss="sum")
 
     def learn() -> None:
         site.count_tokens(4)
@@ -161,7 +161,7 @@ def test_sums_are_not_added_to_what_an_earlier_pass_left(site: Site, *, is_shard
 def test_what_parts_of_a_pipeline_share_is_not_added_again(site: Site) -> None:
     """Each part would give all of what an earlier pass has left."""
     model, optimizer = _sharded()
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     backward(model(torch.ones(4, 3)).sum())
     backward(model(torch.ones(4, 3)).sum())
     hook = site._parts.synchronisation.hook
@@ -210,7 +210,7 @@ def test_a_pipeline_stage_that_trains_nothing_is_refused() -> None:
 
 def test_empty_tensors_are_nobodys_shard(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = _sharded()
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     # As of a bias with fewer elements than there are ranks.
     monkeypatch.setattr(
         "isthmus.sites.worker.layouts.shard_hook.local_of", lambda each: torch.empty(0)
@@ -226,7 +226,7 @@ def test_what_an_earlier_pass_left_stays_where_the_next_uses_a_parameter_no_more
     )
     for each in model:
         fully_shard(each, mesh=init_device_mesh("cpu", (1,)))
-    site.synchronize([*model], torch.optim.SGD(model.parameters(), lr=0.1))
+    site.attach([*model], torch.optim.SGD(model.parameters(), lr=0.1))
     for each in model:
         backward(each(torch.ones(2, 3)).sum())
     grads = [whole_of(each.grad).tolist() for each in model.parameters() if each.grad is not None]

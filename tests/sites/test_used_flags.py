@@ -54,7 +54,7 @@ def test_where_every_parameter_is_used_gradients_are_written_once(
     """Beside shards flags cross, too; DistributedDataParallel itself writes all gradients."""
     model = DistributedDataParallel(_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    site.synchronize(model, optimizer, beside_shards=True)
+    site.attach(model, optimizer, beside_shards=True)
     written: list[object] = []
     monkeypatch.setattr(torch.Tensor, "copy_", lambda *given: written.append(given))
     backward(model(torch.ones(5, 3)).sum())
@@ -83,7 +83,7 @@ def test_what_only_a_site_that_follows_has_used_has_no_gradient(
     site = lone_site(OthersUse())
     model = wrap(_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     for is_catching_up in (True, False):
         site._parts.members.is_catching_up = is_catching_up
         backward(model(torch.ones(5, 3)).sum())
@@ -105,6 +105,6 @@ def test_flags_are_in_place_when_the_backward_pass_ends(
 
     monkeypatch.setattr("isthmus.sites.worker.api.averaging.Transfer", make)
     model = _sharded(nn.Linear(3, 1))
-    site.synchronize(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    site.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
     backward(model(torch.ones(4, 3)).sum())
     assert transfers[0].enqueued == []

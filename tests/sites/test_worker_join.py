@@ -87,7 +87,8 @@ def test_a_launchers_mistakes_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_importing_isthmus_does_not_import_torch() -> None:
-    code = "import sys, isthmus; sys.exit('torch' in sys.modules)"
+    listed = "assert {'Site', 'join'} <= {*dir(isthmus)}"
+    code = f"import sys, isthmus; {listed}; sys.exit('torch' in sys.modules)"
     assert run_script("-c", code).returncode == 0
 
 
@@ -99,6 +100,10 @@ class TestAlone:
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout.startswith("alone 0 1 ")
         assert ended.stderr == ""
+
+    def test_a_site_says_who_it_is(self) -> None:
+        ended = run_script("-c", "import isthmus; print(isthmus.join(alone=True))")
+        assert ended.stdout == "<isthmus.Site alone, 1 of 1: rank 0 of 1, on cpu; sync>\n"
 
     def run_two(self, folder: Path, program: Program) -> list[Any]:
         """Run two ranks of one site; return what each has saved."""

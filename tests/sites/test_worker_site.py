@@ -73,7 +73,7 @@ def test_a_hook_of_the_scripts_own_for_all_optimizers_runs_beside_ours() -> None
         lambda site: site.all_reduce([torch.ones(2)]),
         lambda site: site.broadcast([torch.ones(2)]),
         lambda site: site.average_gradients(torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)),
-        lambda site: site.synchronize(*replica()),
+        lambda site: site.attach(*replica()),
     ],
 )
 def test_whatever_averages_over_sites_is_no_mistake(
@@ -106,9 +106,9 @@ def test_steps_are_counted_and_logged(site: Site, link: RecordingLink) -> None:
     model, optimizer = replica()
     with pytest.raises(RuntimeError, match="no completed optimizer step"):
         site.log(loss=1.0)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     with pytest.raises(RuntimeError, match="already"):
-        site.synchronize(model, optimizer)
+        site.attach(model, optimizer)
     for step in range(3):
         train(model, optimizer)
         if step == 0:
@@ -132,7 +132,7 @@ def test_learning_rates_follow_the_batch_as_the_job_says(
 ) -> None:
     site = lone_site(link, 2, rate=rate)
     model, optimizer = replica()
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     sampler = site.sampler(range(100), global_batch=8)
     site.checkpoint(model, optimizer)
     link.missing_sites.begin_amid([(1, -60)])  # all will know of it after the fourth step
@@ -157,7 +157,7 @@ def test_how_large_a_model_is_is_told_once_with_whether_tokens_count(
     if by_hand:
         site.average_gradients(optimizer)
     else:
-        site.synchronize(trained, optimizer)
+        site.attach(trained, optimizer)
     for _ in range(2):
         if counts:
             site.count_tokens(5)
@@ -172,7 +172,7 @@ def test_after_it_was_synchronised_again_steps_count_on_and_are_hashed_once(
 ) -> None:
     model, former = replica()
     for optimizer in (former, torch.optim.SGD(model.parameters(), lr=0.1)):
-        site.synchronize(model, optimizer)
+        site.attach(model, optimizer)
         train(model, optimizer, 2)
     former.step()  # it counts no more
     site.leave()
@@ -183,7 +183,7 @@ def test_after_it_was_synchronised_again_steps_count_on_and_are_hashed_once(
 
 def test_what_is_no_optimizer_is_refused(site: Site) -> None:
     with pytest.raises(TypeError, match=r"torch\.optim\.Optimizer, got str"):
-        site.synchronize(replica()[0], "sgd")  # type: ignore[arg-type]
+        site.attach(replica()[0], "sgd")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"torch\.optim\.Optimizer, got Linear"):
         site.average_gradients(nn.Linear(2, 2))  # type: ignore[arg-type]
 
@@ -232,7 +232,7 @@ def test_an_optimizer_with_a_closure_is_refused(site: Site) -> None:
 def test_without_synchronisation_no_round_is_made(site: Site, link: RecordingLink) -> None:
     """Accumulated micro-batches cross once."""
     model, optimizer = replica(bias=False)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     with model.no_sync():
         site.count_tokens(10)
         torch.autograd.backward(model(torch.ones(2, 3)).sum())

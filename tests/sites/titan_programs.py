@@ -36,7 +36,7 @@ def prepare_for_cpu() -> None:
     utils.device_type = "cpu"
     utils.device_module = types.SimpleNamespace(
         set_device=nothing,
-        synchronize=nothing,
+        attach=nothing,
         reset_peak_memory_stats=nothing,
         empty_cache=nothing,
         current_device=lambda: 0,

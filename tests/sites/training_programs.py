@@ -71,7 +71,7 @@ def train_sharded(folder: Path, name: str) -> None:
     site = join_site()
     net = shard(build(seed=site.index))
     optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE, momentum=0.9)
-    site.synchronize(net, optimizer)
+    site.attach(net, optimizer)
     losses, norms = [], []
     for step in range(NUM_STEPS):
         optimizer.zero_grad()
@@ -134,7 +134,7 @@ def _note_type_error(
     folder: Path, name: str, site: Site, net: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     try:
-        site.synchronize(net, optimizer)
+        site.attach(net, optimizer)
     except TypeError as error:
         torch.save({"text": str(error)}, folder / f"{name}.pt")
     wait_for_all_ranks()

@@ -87,7 +87,7 @@ def train(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> None:
     net = build(seed=site.index, dtype=dtype)
     model = DistributedDataParallel(net, bucket_cap_mb=0.004)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     initial = {key: value.clone() for key, value in net.state_dict().items()}
     grads = []
     for step in range(NUM_STEPS):
@@ -110,19 +110,19 @@ def train(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> None:
 
 def train_equal(folder: Path, name: str) -> None:
     """Start with the same model everywhere; no step."""
-    _synchronize_only(folder, name, is_equal=True)
+    _attach_only(folder, name, is_equal=True)
 
 
 def train_unequal_ranks(folder: Path, name: str) -> None:
     """The first ranks of all sites have the same model, the others do not; no step."""
-    _synchronize_only(folder, name, is_equal=False)
+    _attach_only(folder, name, is_equal=False)
 
 
-def _synchronize_only(folder: Path, name: str, *, is_equal: bool) -> None:
+def _attach_only(folder: Path, name: str, *, is_equal: bool) -> None:
     site = join_site()
     net = build(seed=7 if is_equal or site.rank == 0 else 8)
     model = DistributedDataParallel(net, init_sync=False)
-    site.synchronize(model, torch.optim.SGD(net.parameters(), lr=LEARNING_RATE))
+    site.attach(model, torch.optim.SGD(net.parameters(), lr=LEARNING_RATE))
     site.leave()
     torch.save({"final": net.state_dict()}, folder / f"{name}.pt")
 
@@ -131,7 +131,7 @@ def train_other_model(folder: Path, name: str) -> None:
     """The second site has one layer more."""
     site = join_site()
     net = nn.Sequential(nn.Linear(3, 3), *([nn.Linear(3, 3)] if site.index else []))
-    note_error(folder, name, lambda: site.synchronize(*_wrapped(net)))
+    note_error(folder, name, lambda: site.attach(*_wrapped(net)))
     wait_for_all_ranks()
 
 
@@ -166,7 +166,7 @@ def _train_until_error(
 ) -> None:
     site = join_site()
     model, optimizer = _wrapped(build(seed=0))
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
 
     def steps() -> None:
         for step in range(num_steps):
@@ -182,7 +182,7 @@ def train_alone(folder: Path, name: str) -> None:
     site = _join_alone()
     net = build(seed=site.global_rank)
     model, optimizer = _wrapped(net)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     site.count_tokens(tokens_of(0, site.global_rank))
     backward(loss_of(model, 0, site.global_rank, 0, torch.float32))
     optimizer.step()
@@ -194,7 +194,7 @@ def resume_two_models(folder: Path, name: str) -> None:
     """Resume after a backward pass through two models; the next goes through one of them."""
     site = _join_alone()
     pairs = [_wrapped(build(seed)) for seed in (0, 1)]
-    site.synchronize([model for model, _ in pairs], [optimizer for _, optimizer in pairs])
+    site.attach([model for model, _ in pairs], [optimizer for _, optimizer in pairs])
 
     def train(*models: DistributedDataParallel) -> list[torch.Tensor]:
         for each in models:

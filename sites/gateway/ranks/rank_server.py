@@ -48,7 +48,7 @@ from isthmus.sites.local.regions import map_received
 
 _log = logging.getLogger(__name__)
 
-SYNCHRONISE: Final = "its script wants `site.synchronize(model, optimizer)` before the first step"
+SYNCHRONISE: Final = "its script wants `site.attach(model, optimizer)` before the first step"
 """Advice for a script that never synchronised its model."""
 _JOIN_S = 0.5
 _LAST_WORDS_S = 2.0

@@ -94,7 +94,7 @@ class Checkpointing:
             return 0
         if not self._averaging.has_begun or (self._entry is not None and not self._is_stale):
             raise RuntimeError(
-                "site.checkpoint: call it once, after site.synchronize or site.average_gradients, "
+                "site.checkpoint: call it once, after site.attach or site.average_gradients, "
                 "and again only where one of these was called again"
             )
         from isthmus.sites.checkpoint.run_objects import RunObjects
@@ -146,7 +146,7 @@ class Checkpointing:
         """
         if self._is_stale:
             raise RuntimeError(
-                "site.checkpoint: call it again where site.synchronize or site.average_gradients is "
+                "site.checkpoint: call it again where site.attach or site.average_gradients is "
                 "called again, right after it: it would save the model of before"
             )
 
@@ -287,7 +287,7 @@ class Checkpointing:
         for index, each in enumerate(self._synchronisation.optimizers):
             if id(each) not in saved:
                 raise TypeError(
-                    f"site.checkpoint: optimizer {index} of site.synchronize would not be saved: "
+                    f"site.checkpoint: optimizer {index} of site.attach would not be saved: "
                     "name all of them, as site.checkpoint([a, b], [optimizer_a, optimizer_b])"
                 )
 

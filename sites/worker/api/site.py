@@ -46,6 +46,13 @@ class Site:
         self.job, self.topology = context.spec.job, context.spec.topology
         self._parts = Parts.of(context, link, owns_group=owns_group)
 
+    def __repr__(self) -> str:
+        """Return who this is: `<isthmus.Site east, 1 of 3: rank 0 of 8, on cuda:0; sync>`."""
+        return (
+            f"<isthmus.Site {self.name}, {self.index + 1} of {self.num_sites}: rank {self.rank} of "
+            f"{self.world_size}, on {self.device}; {self.job.regime.kind}>"
+        )
+
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled or copied, as a dataset is that holds it under spawn."""
         raise TypeError(
@@ -86,7 +93,7 @@ class Site:
         """
         return self._parts.synchronisation.grad_norm()
 
-    def synchronize(
+    def attach(
         self,
         model: nn.Module | Sequence[nn.Module],
         optimizer: Optimizer | Sequence[Optimizer],
@@ -133,7 +140,7 @@ class Site:
             RuntimeError: called before, and no step has been taken since.
             IsthmusError: the sites' models differ in more than values, or the exchange failed.
         """
-        self._parts.synchronisation.synchronize(
+        self._parts.synchronisation.attach(
             unwrapped_models(model),
             unwrapped_optimizers(optimizer),
             data_mesh=data_mesh,
@@ -148,12 +155,12 @@ class Site:
         of the run. It first averages `p.grad` over all ranks of all sites, weighted by their
         tokens, so gradients that were accumulated cross once. All sites get the first site's values
         of these parameters; `broadcast(model)` does that for buffers, too, and for what the
-        optimizer gets later, before the first forward pass with it. Called again as `synchronize`.
+        optimizer gets later, before the first forward pass with it. Called again as `attach`.
 
         Raises:
             TypeError: not an optimizer, or a parameter cannot be averaged.
             ConfigError: parameters are to cross exactly that it does not have, or has no names of.
-            RuntimeError: `synchronize` or this was called before, and no step has been taken since.
+            RuntimeError: `attach` or this was called before, and no step has been taken since.
             IsthmusError: the sites' parameters differ in more than values, or the exchange failed.
         """
         self._parts.synchronisation.average_gradients(optimizer)
@@ -164,7 +171,7 @@ class Site:
         """Average tensors over all ranks of all sites, weighted by tokens, in place.
 
         A collective: every rank of every site calls it with the same sequence of shapes and dtypes,
-        before, after or without `synchronize`, but not during a backward pass. They cross as
+        before, after or without `attach`, but not during a backward pass. They cross as
         float32, which float64 exceeds, under the job's codec; of a lossy one, tensors of one
         dimension or none are spared. With `exchange.schedule: off` the average is over this site's
         ranks.
@@ -201,7 +208,7 @@ class Site:
 
         Floating-point ones, as a BatchNorm's running mean and variance: each rank counts alike.
         Where sites take steps of their own, after the next round of all sites.
-        Without it they are each rank's own. After `synchronize` or `average_gradients`, from every
+        Without it they are each rank's own. After `attach` or `average_gradients`, from every
         rank.
 
         Raises:
@@ -227,7 +234,7 @@ class Site:
         For all micro-batches of a step but the last, whatever wraps the models.
 
         Raises:
-            RuntimeError: neither `synchronize` nor `average_gradients` was called.
+            RuntimeError: neither `attach` nor `average_gradients` was called.
         """
         return self._parts.synchronisation.no_sync()
 
@@ -282,7 +289,7 @@ class Site:
     ) -> int:
         """Go on from the run's checkpoint, if it has one, and save from now on as the job says.
 
-        Once, from every rank, after `synchronize` or `average_gradients`, and after `sampler` if
+        Once, from every rank, after `attach` or `average_gradients`, and after `sampler` if
         there is one; and again after each further one of these two calls: then it loads nothing.
         Saves model, optimizer, scheduler, extras, the place in the data and the global random
         number generators: after optimizer steps at the job's `checkpoint.every`, and at the end.
@@ -296,7 +303,7 @@ class Site:
         Args:
             model: that was synchronised, or all of them, or all parts of a pipeline that this rank
                 has.
-            optimizer: of its parameters, or all that `synchronize` was given; their settings are
+            optimizer: of its parameters, or all that `attach` was given; their settings are
                 the checkpoint's afterwards.
             scheduler: of the learning rate.
             extra: by name, anything else with a `state_dict`, equal at all ranks. Tensors, numbers,
@@ -306,7 +313,7 @@ class Site:
             The optimizer steps that have been taken: the number of the first one to take, from 0.
 
         Raises:
-            TypeError: an optimizer has a parameter that the model has not, one that `synchronize`
+            TypeError: an optimizer has a parameter that the model has not, one that `attach`
                 was given is not saved, or those of a pipeline's ranks have unlike groups.
             RuntimeError: called before, or too early.
             IsthmusError: the checkpoint is damaged, or of another model.
@@ -333,7 +340,7 @@ class Site:
             global_batch: samples of a step, over all sites, which all ranks share evenly; None: the
                 job's, which its placement may divide otherwise.
             seed: names the orders; the same everywhere.
-            data_mesh: the ranks of the site with data of their own, as `synchronize` has it: ranks
+            data_mesh: the ranks of the site with data of their own, as `attach` has it: ranks
                 of tensor parallelism, or of a pipeline, have the same. Left out, each has its own.
 
         Raises:

@@ -143,7 +143,7 @@ class Synchronisation:
 
     # ---------------------------------------------------------------- what a script calls
 
-    def synchronize(
+    def attach(
         self,
         models: Sequence[nn.Module],
         optimizers: Sequence[Optimizer],
@@ -152,20 +152,20 @@ class Synchronisation:
         loss: str,
         beside_shards: bool,
     ) -> None:
-        """Synchronise models, which nothing wraps but torch: `Site.synchronize`."""
+        """Synchronise models, which nothing wraps but torch: `Site.attach`."""
         check_training(models, optimizers)
         if loss not in ("mean", "sum"):
-            raise ValueError(f"site.synchronize: loss: want mean or sum, got {loss!r}")
+            raise ValueError(f"site.attach: loss: want mean or sum, got {loss!r}")
         is_summed = loss == "sum"
-        self._steps.begin("synchronize")
+        self._steps.begin("attach")
         self._begin(optimizers)
         replicas = [each for each in models if isinstance(each, DistributedDataParallel)]
         if replicas and (beside_shards or not self._regime.is_sync):
-            self._synchronize_beside_shards(replicas, is_summed=is_summed)
+            self._attach_beside_shards(replicas, is_summed=is_summed)
         elif replicas:
-            self._synchronize_replicas(replicas, is_summed=is_summed)
+            self._attach_replicas(replicas, is_summed=is_summed)
         else:
-            self._synchronize_shards(models, data_mesh, is_summed=is_summed)
+            self._attach_shards(models, data_mesh, is_summed=is_summed)
 
     def average_gradients(self, optimizer: Optimizer) -> None:
         """Average the gradients of an optimizer at each step: `Site.average_gradients`."""
@@ -173,7 +173,7 @@ class Synchronisation:
         if not self._regime.is_sync:
             raise RuntimeError(
                 f"site.average_gradients: the job's regime is {self._regime.kind}, which needs "
-                "site.synchronize(model, optimizer): call that, or say `regime: sync`"
+                "site.attach(model, optimizer): call that, or say `regime: sync`"
             )
         averaging = self._averaging
         hook = OptimizerHook(averaging.lists, self.tokens, optimizer, averaging.equalise)
@@ -194,7 +194,7 @@ class Synchronisation:
         if not (exact or self._regime.is_sync or now.hook):
             raise RuntimeError(
                 f"site.all_reduce: the job's regime is {self._regime.kind}, which needs "
-                "site.synchronize(model, optimizer), and what is averaged by hand may be gradients: "
+                "site.attach(model, optimizer), and what is averaged by hand may be gradients: "
                 "call that first, give all_reduce exact=True, or say `regime: sync`"
             )
         shard = None if now.agreement is None else now.agreement.hook.shard_in(tensors)
@@ -214,7 +214,7 @@ class Synchronisation:
         """Return the norm of the latest round's gradient: `Site.grad_norm`."""
         if self._now.hook is None:
             raise RuntimeError(
-                "site.grad_norm: call site.synchronize first; where site.average_gradients "
+                "site.grad_norm: call site.attach first; where site.average_gradients "
                 "averages, torch.nn.utils.clip_grad_norm_ finds the norm in a hook that runs "
                 "after ours"
             )
@@ -245,7 +245,7 @@ class Synchronisation:
         if self._now.hook is not None:
             return self._now.hook.no_sync()
         if not self._now.optimizers:
-            raise RuntimeError("site.no_sync: call site.synchronize first")
+            raise RuntimeError("site.no_sync: call site.attach first")
         return nullcontext()
 
     def average_buffers(self, model: nn.Module, every: int) -> None:
@@ -304,7 +304,7 @@ class Synchronisation:
             self._former.add(optimizer)
         self._now = _Current(optimizers)
 
-    def _synchronize_replicas(
+    def _attach_replicas(
         self, models: Sequence[DistributedDataParallel], *, is_summed: bool
     ) -> None:
         hook = ReplicaHook(
@@ -343,7 +343,7 @@ class Synchronisation:
             own=own,
         )
 
-    def _synchronize_shards(
+    def _attach_shards(
         self, models: Sequence[nn.Module], data: DeviceMesh | None, *, is_summed: bool
     ) -> None:
         # Imported only by scripts that shard: it takes torch half a second.
@@ -354,7 +354,7 @@ class Synchronisation:
         kind = LoneHook if is_lone(models) else ShardHook
         if kind is LoneHook and data is not None and data.size() > 1:
             raise TypeError(
-                "site.synchronize: data_mesh: nothing wraps the model, so all its ranks have one "
+                "site.attach: data_mesh: nothing wraps the model, so all its ranks have one "
                 "batch: leave it out, or let fully_shard wrap the model over that mesh"
             )
         hook = kind(
@@ -364,9 +364,9 @@ class Synchronisation:
             data_ranks=None if data is None else tuple(data.mesh.flatten().tolist()),
             is_summed=is_summed,
         )
-        self._synchronize_agreed(hook, models)
+        self._attach_agreed(hook, models)
 
-    def _synchronize_beside_shards(
+    def _attach_beside_shards(
         self, models: Sequence[DistributedDataParallel], *, is_summed: bool
     ) -> None:
         from isthmus.sites.worker.layouts.replicas_beside_shards import ReplicaBesideShardsHook
@@ -377,9 +377,9 @@ class Synchronisation:
             models,
             is_summed=is_summed,
         )
-        self._synchronize_agreed(hook, models)
+        self._attach_agreed(hook, models)
 
-    def _synchronize_agreed(self, hook: AgreedHook, models: Sequence[nn.Module]) -> None:
+    def _attach_agreed(self, hook: AgreedHook, models: Sequence[nn.Module]) -> None:
         """Synchronise in buckets that all sites agree on, whatever their layouts."""
         context, averaging, now = self._context, self._averaging, self._now
         now.hook = hook

@@ -69,9 +69,7 @@ def why_not_averaged(tensor: torch.Tensor) -> str | None:
     if tensor.numel() and any(size > 1 and step == 0 for size, step in pairs):
         return "expanded, so that elements share their memory: call clone()"
     if is_sharded(tensor):
-        return (
-            "a DTensor: let site.synchronize(model, optimizer) average a sharded model's gradients"
-        )
+        return "a DTensor: let site.attach(model, optimizer) average a sharded model's gradients"
     return None
 
 
@@ -79,16 +77,16 @@ def check_not_complex(name: str, parameter: torch.Tensor) -> None:
     """Raise TypeError for a complex parameter, of which shards are not averaged."""
     if parameter.is_complex():
         raise TypeError(
-            f"site.synchronize: parameter {name} is of {parameter.dtype}, which does not cross in "
+            f"site.attach: parameter {name} is of {parameter.dtype}, which does not cross in "
             "shards: hold it as real numbers (torch.view_as_real), or let all sites have "
             "DistributedDataParallel"
         )
 
 
 def check_training(models: Sequence[nn.Module], optimizers: Sequence[object]) -> None:
-    """Raise TypeError for what `site.synchronize` cannot train."""
+    """Raise TypeError for what `site.attach` cannot train."""
     if not models or not optimizers:
-        raise TypeError("site.synchronize: want a model and an optimizer, got an empty list")
+        raise TypeError("site.attach: want a model and an optimizer, got an empty list")
     for value in models:
         check_module(value)
     for model in models:
@@ -96,7 +94,7 @@ def check_training(models: Sequence[nn.Module], optimizers: Sequence[object]) ->
     kinds = {_kind(each): each for each in models}
     if len(kinds) > 1:
         raise TypeError(
-            "site.synchronize: want all models wrapped alike, got "
+            "site.attach: want all models wrapped alike, got "
             + " and ".join(f"{type(each).__name__} ({kind})" for kind, each in kinds.items())
         )
     for model in models:
@@ -104,11 +102,11 @@ def check_training(models: Sequence[nn.Module], optimizers: Sequence[object]) ->
             check_replica(model)
         elif _is_fully_sharded(model) and not hasattr(model, "set_custom_reduce_scatter"):
             raise TypeError(
-                f"site.synchronize: fully_shard of torch {torch.__version__} has no "
+                f"site.attach: fully_shard of torch {torch.__version__} has no "
                 "set_custom_reduce_scatter: use torch 2.9 or later"
             )
     for each in optimizers:
-        check_optimizer("site.synchronize", each)
+        check_optimizer("site.attach", each)
 
 
 def check_optimizer(caller: str, optimizer: object) -> None:
@@ -120,7 +118,7 @@ def check_optimizer(caller: str, optimizer: object) -> None:
 def check_module(value: object) -> None:
     """Raise TypeError for what is no module."""
     if not isinstance(value, nn.Module):
-        raise TypeError(f"site.synchronize: want a torch.nn.Module, got {type(value).__name__}")
+        raise TypeError(f"site.attach: want a torch.nn.Module, got {type(value).__name__}")
 
 
 def _kind(model: nn.Module) -> str:
@@ -136,12 +134,12 @@ def _kind(model: nn.Module) -> str:
     for path, part in model.named_modules():
         if isinstance(part, DistributedDataParallel):
             raise TypeError(
-                f"site.synchronize: {path} of the {type(model).__name__} is a "
+                f"site.attach: {path} of the {type(model).__name__} is a "
                 "DistributedDataParallel: give that in place of the whole, or let it wrap the whole"
             )
         if _is_fully_sharded(part):
             raise TypeError(
-                f"site.synchronize: fully_shard was called on {path} of the {type(model).__name__}, "
+                f"site.attach: fully_shard was called on {path} of the {type(model).__name__}, "
                 "and not on the model: call it on that, too"
             )
     return "nothing wraps it"

@@ -2,7 +2,7 @@
 
 Each rank would change such a parameter by its own data alone. It was thawed after the model was
 wrapped, belongs to a layer or an adapter that was added later, has taken another one's place, or is
-of a model that `site.synchronize` was not given.
+of a model that `site.attach` was not given.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CrossingCheck:
         Args:
             named_now: returns the parameters that the models have now, by name.
             crossed: ids of all parameters whose gradients have crossed; grows.
-            optimizers: that `site.synchronize` was given.
+            optimizers: that `site.attach` was given.
             is_due: gradients are to cross now.
             former: optimizers that it was given when it was called before.
         """
@@ -128,9 +128,9 @@ class CrossingCheck:
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
         raise NotSynchronisedError(
             f"the optimizer steps with gradients of {', '.join(shown[:_SHOWN])}{more}, which do not "
-            "cross: this was not trained when the model was wrapped and site.synchronize called, "
+            "cross: this was not trained when the model was wrapped and site.attach called, "
             "or has come since. At the same step at all sites, wrap the model anew and call "
-            "site.synchronize again, with all models and optimizers"
+            "site.attach again, with all models and optimizers"
         )
 
 

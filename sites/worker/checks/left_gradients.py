@@ -31,9 +31,9 @@ def check_zeroed(parameters: Iterable[torch.Tensor], *, is_summed: bool = True) 
     left = [local_of(each).count_nonzero() for each in grads]
     if left and bool(torch.stack(left).any()):
         where, why = (
-            ('site.synchronize(loss="sum")', "which have been divided by tokens")
+            ('site.attach(loss="sum")', "which have been divided by tokens")
             if is_summed
-            else ("site.synchronize", "which parts of a pipeline share: each would add them again")
+            else ("site.attach", "which parts of a pipeline share: each would add them again")
         )
         raise ScriptError(
             f"{where}: gradients of an earlier backward pass are still there, {why}: call "

@@ -1,4 +1,4 @@
-"""Notices parameters whose dtype or device was changed after `site.synchronize`."""
+"""Notices parameters whose dtype or device was changed after `site.attach`."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ class KindCheck:
         raise TypeError(
             f"parameter {self._names[changed]} is of {parameter.dtype} on {parameter.device} now, "
             f"and was of {dtype} on {'the host' if device < 0 else f'device {device}'} when "
-            "site.synchronize was called: change the dtype or the device of a model (half, double, "
+            "site.attach was called: change the dtype or the device of a model (half, double, "
             "to) before it is wrapped and synchronised"
         )

@@ -39,7 +39,7 @@ def check_wrapper(model: nn.Module) -> None:
                 why = f"is that of {kind.__module__}, and not torch's: {_INSTEAD}"
             if why is not None:
                 where = f"{path} is a" if path else "got a"
-                raise TypeError(f"site.synchronize: {where} {kind.__name__}, which {why}")
+                raise TypeError(f"site.attach: {where} {kind.__name__}, which {why}")
 
 
 def check_replica(model: DistributedDataParallel) -> None:
@@ -50,13 +50,13 @@ def check_replica(model: DistributedDataParallel) -> None:
     """
     if getattr(model, "_use_python_reducer", False):
         raise TypeError(
-            'site.synchronize: torch._dynamo.config.optimize_ddp is "python_reducer", which '
+            'site.attach: torch._dynamo.config.optimize_ddp is "python_reducer", which '
             "reduces gradients past DistributedDataParallel's hook: set it to True before "
             "DistributedDataParallel wraps the model"
         )
     if model.mixed_precision is not None:
         raise TypeError(
-            "site.synchronize: DistributedDataParallel has mixed_precision=, which computes "
+            "site.attach: DistributedDataParallel has mixed_precision=, which computes "
             "gradients of copies, in another dtype than the parameters': leave it out, and "
             "compute under torch.autocast"
         )
@@ -65,7 +65,7 @@ def check_replica(model: DistributedDataParallel) -> None:
             continue
         if module.sparse and module.weight.requires_grad:
             raise TypeError(
-                f"site.synchronize: {path or 'the model'} is an {type(module).__name__} of sparse "
+                f"site.attach: {path or 'the model'} is an {type(module).__name__} of sparse "
                 "gradients, which do not cross: make it with sparse=False"
             )
     if model.static_graph:
@@ -92,7 +92,7 @@ def check_no_scaler() -> None:
             "a GradScaler decides by this rank's own gradients whether optimizer.step() runs, "
             "within which site.average_gradients averages them: an infinity at one rank would "
             "have the others wait. Leave average_gradients out, and average the gradients by "
-            "site.all_reduce before scaler.step(optimizer); or use site.synchronize"
+            "site.all_reduce before scaler.step(optimizer); or use site.attach"
         )
 
 

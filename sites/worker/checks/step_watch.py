@@ -29,7 +29,7 @@ _COMPARED_NUMEL = 64
 
 
 class StepWatch:
-    """Watches the optimizers that `synchronize` was given, of which the first one's steps count."""
+    """Watches the optimizers that `attach` was given, of which the first one's steps count."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class StepWatch:
             return
         raise RoundWithoutStepError(
             f"{MAX_UNCOUNTED} times in a row, from round to round, all parameters were changed, and the "
-            "optimizer that site.synchronize was given took no step: give it the one whose step() "
+            "optimizer that site.attach was given took no step: give it the one whose step() "
             "changes the parameters, once a round or more rarely. For SAM that is the base "
             "optimizer, or call sam.step(closure); for another optimizer in place of the first, "
             "load its settings into the first one"

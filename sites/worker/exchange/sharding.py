@@ -43,14 +43,14 @@ def holding_of(name: str, tensor: torch.Tensor) -> Holding:
             axes.append(Dealt(placement.dim, mesh.size(axis), rank))
         elif not isinstance(placement, Replicate):
             raise TypeError(
-                f"site.synchronize: parameter {name} is placed as {placement} along mesh axis "
+                f"site.attach: parameter {name} is placed as {placement} along mesh axis "
                 f"{axis}: want Shard or Replicate"
             )
     holding = Holding.of(tensor.shape, axes)
     local = tensor.to_local()
     if holding.numel != local.numel():
         raise TypeError(
-            f"site.synchronize: parameter {name}, placed as {tensor.placements}, has "
+            f"site.attach: parameter {name}, placed as {tensor.placements}, has "
             f"{local.numel()} elements on this rank, and {holding.numel} by its placements"
         )
     return holding

@@ -133,7 +133,7 @@ class StepLog:
         if self._begun_at == self.num_steps:
             raise RuntimeError(
                 f"site.{caller}: a model is synchronised already, and has not taken a step: give "
-                "site.synchronize all models and all optimizers at once"
+                "site.attach all models and all optimizers at once"
             )
         self._begun_at = self.num_steps
 

@@ -444,7 +444,7 @@ def _check_all_train(ranks: Sequence[Sequence[Held]]) -> None:
     trains = [any(each.entry.kind == "trained" for each in held) for held in ranks]
     if any(trains) and not all(trains):
         raise TypeError(
-            f"site.synchronize: rank {trains.index(False)} has no parameter that is trained, and "
+            f"site.attach: rank {trains.index(False)} has no parameter that is trained, and "
             "others have: give each stage of a pipeline one at least"
         )
 
@@ -467,7 +467,7 @@ def _check_one_replica(ranks: Sequence[Sequence[Held]]) -> None:
         first = first_with.setdefault(part, rank)
         if rank not in meshes[first]:
             raise TypeError(
-                f"site.synchronize: ranks {first} and {rank} both have the parameters that they train, "
+                f"site.attach: ranks {first} and {rank} both have the parameters that they train, "
                 f"as {min(part)}, and nothing averages their gradients: let "
                 "DistributedDataParallel or fully_shard wrap the model, over the ranks that have "
                 "data of their own"
@@ -486,13 +486,13 @@ def _holders_of(name: str, held: Sequence[tuple[int, Held]], parts: Sequence[Set
     for rank, each in held:
         if (each.entry.shape, each.entry.dtype) != (first.entry.shape, first.entry.dtype):
             raise TypeError(
-                f"site.synchronize: {name} is {first.entry.shape} of {first.entry.dtype} on rank "
+                f"site.attach: {name} is {first.entry.shape} of {first.entry.dtype} on rank "
                 f"{first_rank}, and {each.entry.shape} of {each.entry.dtype} on rank {rank}: a "
                 "pipeline's parts need the names that they have in the whole model"
             )
         if each.entry.kind != first.entry.kind:
             raise TypeError(
-                f"site.synchronize: {name} is {first.entry.kind} on rank {first_rank}, and "
+                f"site.attach: {name} is {first.entry.kind} on rank {first_rank}, and "
                 f"{each.entry.kind} on rank {rank}: freeze it on all ranks or on none"
             )
     givers: dict[Holding, tuple[int, Held]] = {}
@@ -500,7 +500,7 @@ def _holders_of(name: str, held: Sequence[tuple[int, Held]], parts: Sequence[Set
         giver, given = givers.setdefault(each.holding, (rank, each))
         if each.mesh and each.mesh != given.mesh and each.content != given.content:
             raise TypeError(
-                f"site.synchronize: ranks {giver} and {rank} hold the same part of {name}, and "
+                f"site.attach: ranks {giver} and {rank} hold the same part of {name}, and "
                 "not the same values: start from one seed, and give a pipeline's parts the "
                 "names that they have in the whole model"
             )
@@ -511,7 +511,7 @@ def _holders_of(name: str, held: Sequence[tuple[int, Held]], parts: Sequence[Set
         other = next((one for one in each.mesh if is_trained and parts[one] != part), rank)
         if other != rank:
             raise TypeError(
-                f"site.synchronize: ranks {rank} and {other} have unlike parts of the model, and "
+                f"site.attach: ranks {rank} and {other} have unlike parts of the model, and "
                 f"fully_shard reduces {name} over both: parts of a pipeline have meshes of their "
                 "own, and parameters of which ranks have unlike ones (experts) are DTensors"
             )
@@ -519,6 +519,6 @@ def _holders_of(name: str, held: Sequence[tuple[int, Held]], parts: Sequence[Set
     for groups in by_part.values():
         problem = problem_of(groups)
         if problem is not None:
-            raise TypeError(f"site.synchronize: parameter {name}: {problem}")
+            raise TypeError(f"site.attach: parameter {name}: {problem}")
     every = (group for groups in by_part.values() for group in groups.items())
     return Holders(tuple((each, tuple(ranks)) for each, ranks in every), len(by_part) > 1)

@@ -56,7 +56,7 @@ class CommHook:
 
 def _refuse_bucket(_: GradBucket) -> NoReturn:
     raise ScriptError(
-        "a backward pass goes through a DistributedDataParallel that site.synchronize was given "
+        "a backward pass goes through a DistributedDataParallel that site.attach was given "
         "before, and not when it was called again: use the new one, or give it all of them"
     )
 

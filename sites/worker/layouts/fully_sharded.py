@@ -146,7 +146,7 @@ def named_tensors(models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
             seen.add(id(parameter))
             if bare_name(name) in parameters:
                 raise TypeError(
-                    f"site.synchronize: two parts of the model have a parameter {name}: give them "
+                    f"site.attach: two parts of the model have a parameter {name}: give them "
                     "the names that they have in the whole model"
                 )
             parameters[bare_name(name)] = parameter

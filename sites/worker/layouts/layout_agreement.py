@@ -167,7 +167,7 @@ class LayoutAgreement:
         groups = sorted(set(found))
         if sorted(rank for group in groups for rank in group) != [*range(len(found))]:
             raise TypeError(
-                f"site.synchronize: ranks with data of their own are {groups}: want each rank of "
+                f"site.attach: ranks with data of their own are {groups}: want each rank of "
                 "the site in just one of them; name them with data_mesh"
             )
         self._collectives.make_groups(sorted({*groups, *sharing}))

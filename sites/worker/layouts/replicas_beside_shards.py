@@ -45,14 +45,14 @@ class ReplicaBesideShardsHook(DdpHook, AgreedHook):
                 order.
         """
         if len(models) != 1:
-            raise TypeError("site.synchronize: beside shards, want one DistributedDataParallel")
+            raise TypeError("site.attach: beside shards, want one DistributedDataParallel")
         module = models[0].module
         parameters = [*module.named_parameters()]
         names = {each: bare_name(name) for name, each in parameters}
         for each, name in names.items():
             if not each.is_contiguous():
                 raise TypeError(
-                    f"site.synchronize: parameter {name} is not contiguous, as it has to be beside "
+                    f"site.attach: parameter {name} is not contiguous, as it has to be beside "
                     "shards"
                 )
             check_not_complex(name, each)

@@ -151,7 +151,7 @@ class ShardHook(AgreedHook):
         Raises:
             TypeError: and what to do.
         """
-        where = f"site.synchronize: parameter {name}"
+        where = f"site.attach: parameter {name}"
         check_not_complex(name, parameter)
         self._check_layout(where, parameter)
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
@@ -319,7 +319,7 @@ def check_undivided(divisor: float) -> None:
     """
     if divisor != 1:
         raise TypeError(
-            f"site.synchronize: the pipeline's schedule would divide gradients by {divisor} after "
+            f"site.attach: the pipeline's schedule would divide gradients by {divisor} after "
             "they have crossed: give it scale_grads=False, and let loss_fn divide by the number of "
             "micro-batches"
         )

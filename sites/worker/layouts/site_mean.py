@@ -56,7 +56,7 @@ class SiteMean:
         averaged = self._groups[id(parameter)].ranks
         if not set(copies) & set(self.data_ranks) <= set(averaged):
             raise TypeError(
-                f"site.synchronize: fully_shard makes the mean of {name} over ranks "
+                f"site.attach: fully_shard makes the mean of {name} over ranks "
                 f"{list(averaged)}, but ranks {list(self.data_ranks)} have data of their own, and "
                 f"{list(copies)} hold the same of it: call fully_shard with a mesh of all of them"
             )
@@ -116,9 +116,9 @@ class WeightedReduceScatter:
         """
         if op != dist.ReduceOp.AVG:
             raise TypeError(
-                "site.synchronize: fully_shard would reduce gradients in another way than by their "
+                "site.attach: fully_shard would reduce gradients in another way than by their "
                 "mean: use reduce_dtype=torch.float32 and no divide factor, or losses that are sums: "
-                'synchronize(…, loss="sum")'
+                'attach(…, loss="sum")'
             )
         self._weigh(input_tensor, self._num_replicas)
         work: dist.Work | None = reduce_scatter_flat(

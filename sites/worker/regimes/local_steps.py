@@ -177,7 +177,7 @@ class LocalSteps:
             )
         if self._is_over and len(self._optimizers) > 1:
             raise ScriptError(
-                f"regime {self._regime.kind}: a step ends with the optimizer that site.synchronize was "
+                f"regime {self._regime.kind}: a step ends with the optimizer that site.attach was "
                 "given last, and another one has stepped after it: give them in the order in which "
                 "they step"
             )

@@ -26,7 +26,7 @@ def check_known(optimizer: Optimizer) -> None:
     if isinstance(optimizer, SGD | Adam | AdamW):
         return
     raise TypeError(
-        f"site.synchronize: the regime delayed looks ahead by the steps of SGD, Adam and AdamW, and "
+        f"site.attach: the regime delayed looks ahead by the steps of SGD, Adam and AdamW, and "
         f"this optimizer is {type(optimizer).__name__}: say `regime: {{kind: delayed, look: false}}` "
         "in the job, which learns a little less from each step"
     )

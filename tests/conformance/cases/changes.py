@@ -1,4 +1,4 @@
-"""Models that become others, and `synchronize` again."""
+"""Models that become others, and `attach` again."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def take_step(world: World, model: Any, optimizer: torch.optim.Optimizer, step: 
 
 
 @case((*DDP, *AVERAGE), quick=DDP)
-def adapters_and_synchronized_again(world: World) -> Any:
-    """LoRA adapters put in, the rest frozen, another optimizer, and `synchronize` again"""
+def adapters_and_attached_again(world: World) -> Any:
+    """LoRA adapters put in, the rest frozen, another optimizer, and `attach` again"""
     model = net()
     wrapped = world.wrap(model)
     optimizer = sgd(wrapped)
@@ -51,7 +51,7 @@ def adapters_and_synchronized_again(world: World) -> Any:
 
 @case(BOTH, ranks=(1, 2))
 def thawed_at_unlike_sites(world: World) -> Any:
-    """A layer that is thawed, and `synchronize` again, at sites of one and two ranks"""
+    """A layer that is thawed, and `attach` again, at sites of one and two ranks"""
     model = net()
     model[0].requires_grad_(False)
     wrapped = world.wrap(model)
@@ -69,7 +69,7 @@ def thawed_at_unlike_sites(world: World) -> Any:
 
 @case(DDP)
 def thawed_layer_by_layer(world: World) -> Any:
-    """One layer more is thawed before each step, and `synchronize` called again"""
+    """One layer more is thawed before each step, and `attach` called again"""
     model = net()
     model.requires_grad_(False)
     model[4].requires_grad_(True)
@@ -86,8 +86,8 @@ def thawed_layer_by_layer(world: World) -> Any:
 
 
 @case(BOTH)
-def frozen_and_synchronized_again(world: World) -> Any:
-    """A layer that is frozen, and `synchronize` again"""
+def frozen_and_attached_again(world: World) -> Any:
+    """A layer that is frozen, and `attach` again"""
     model = net()
     wrapped = world.wrap(model)
     optimizer = sgd(wrapped)
@@ -104,8 +104,8 @@ def frozen_and_synchronized_again(world: World) -> Any:
 
 
 @case(FSDP2)
-def sharded_layer_and_synchronized_again(world: World) -> Any:
-    """A layer added to a sharded model, sharded itself, and `synchronize` again"""
+def sharded_layer_and_attached_again(world: World) -> Any:
+    """A layer added to a sharded model, sharded itself, and `attach` again"""
     model = Growing()
     wrapped = world.wrap(model)
     optimizer = sgd(wrapped)
@@ -162,7 +162,7 @@ def another_optimizer_averages(world: World) -> Any:
 
 @case((*BOTH, *LONE))
 def another_optimizer_of_the_same_wrapper(world: World) -> Any:
-    """Another optimizer of the same wrapped model, and `synchronize` again"""
+    """Another optimizer of the same wrapped model, and `attach` again"""
     model = world.wrap(net())
     optimizer: torch.optim.Optimizer = sgd(model)
     world.start(model, optimizer)
@@ -187,8 +187,8 @@ def another_model(world: World) -> Any:
 
 
 @case(DDP)
-def assigned_and_synchronized_again(world: World) -> Any:
-    """`load_state_dict(assign=True)` between steps, and `synchronize` again"""
+def assigned_and_attached_again(world: World) -> Any:
+    """`load_state_dict(assign=True)` between steps, and `attach` again"""
     model = net()
     wrapped = world.wrap(model)
     optimizer = sgd(wrapped)
@@ -206,7 +206,7 @@ def assigned_and_synchronized_again(world: World) -> Any:
 
 @case((*DDP, *LONE))
 def head_of_other_size(world: World) -> Any:
-    """A head of another size in the place of the first one, and `synchronize` again"""
+    """A head of another size in the place of the first one, and `attach` again"""
     model = net()
     wrapped = world.wrap(model)
     optimizer = sgd(wrapped)
@@ -223,10 +223,10 @@ def head_of_other_size(world: World) -> Any:
 
 @case(DDP)
 def sums_then_means(world: World) -> Any:
-    """Losses that are sums at first, and means after `synchronize` again"""
+    """Losses that are sums at first, and means after `attach` again"""
     model = world.wrap(net())
     optimizer = sgd(model)
-    world.site.synchronize(model, optimizer, loss="sum")
+    world.site.attach(model, optimizer, loss="sum")
     for step in range(STEPS):
         if step == AT:
             world.start(model, optimizer)
@@ -244,8 +244,8 @@ def sums_then_means(world: World) -> Any:
 
 
 @case(BOTH, Refused("RuntimeError", "all models and all optimizers at once"), steps=None)
-def synchronized_one_by_one(world: World) -> Any:
-    """`synchronize` called once for each of two models"""
+def attached_one_by_one(world: World) -> Any:
+    """`attach` called once for each of two models"""
     models = [world.wrap(net()), world.wrap(net())]
     for model in models:
         world.start(model, sgd(model))
@@ -260,7 +260,7 @@ def synchronized_one_by_one(world: World) -> Any:
     },
 )
 def left_out_later(world: World) -> Any:
-    """A model that the second `synchronize` leaves out, and that trains on"""
+    """A model that the second `attach` leaves out, and that trains on"""
     models = [world.wrap(net()), world.wrap(net())]
     optimizers = [sgd(each) for each in models]
     world.start(models[0], optimizers[0])
@@ -333,7 +333,7 @@ def resumed_as_it_has_become(world: World) -> Any:
     return wrapped
 
 
-@case(DDP, Refused("RuntimeError", "call it again where site.synchronize"), resumes_at=AT)
+@case(DDP, Refused("RuntimeError", "call it again where site.attach"), resumes_at=AT)
 def grown_and_not_saved(world: World) -> Any:
     """A run whose model grows, and that forgets to call `site.checkpoint` again"""
     return _grown(world, says_so=False)

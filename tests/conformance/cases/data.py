@@ -109,7 +109,7 @@ def summed_losses(world: World) -> Any:
     """Losses that are sums over unequal batches (`loss="sum"`)"""
     model = world.wrap(net())
     optimizer = sgd(model)
-    world.site.synchronize(model, optimizer, loss="sum")
+    world.site.attach(model, optimizer, loss="sum")
     for step in range(STEPS):
         inputs, targets = world.batch(step, sizes=SIZES)
         optimizer.zero_grad()

@@ -59,7 +59,7 @@ def train(world: World, *ways: str, by_two: bool = False) -> Any:
     model = lay_out(world, net(), way=way)
     optimizer = sgd(model)
     if not world.is_oracle:
-        world.site.synchronize(model, optimizer, beside_shards="ddp" in ways)
+        world.site.attach(model, optimizer, beside_shards="ddp" in ways)
     num_batches = world.site.world_size if way == "fsdp2" else 1
     return learn(world, model, optimizer, by_two=by_two, num_batches=num_batches)
 

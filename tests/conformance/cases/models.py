@@ -44,7 +44,7 @@ def frozen(world: World) -> Any:
 
 @case((*BOTH, *LONE), Refused(NOT_SYNCHRONISED, r"0\.weight"), quick=DDP)
 def thawed_later(world: World) -> Any:
-    """A layer that is thawed after `synchronize`"""
+    """A layer that is thawed after `attach`"""
     model = net()
     model[0].requires_grad_(False)
     wrapped = world.wrap(model)
@@ -60,8 +60,8 @@ def thawed_later(world: World) -> Any:
 
 
 @case((*BOTH, *LONE), quick=DDP)
-def thawed_and_synchronized_again(world: World) -> Any:
-    """A layer that is thawed, and `synchronize` again with a new wrapper"""
+def thawed_and_attached_again(world: World) -> Any:
+    """A layer that is thawed, and `attach` again with a new wrapper"""
     model = net()
     model[0].requires_grad_(False)
     wrapped = world.wrap(model)
@@ -84,7 +84,7 @@ def thawed_and_synchronized_again(world: World) -> Any:
     {"ddp": Refused("STEP_WITHOUT_ROUND", "has not crossed"), "fsdp2": EQUAL},
 )
 def frozen_later(world: World) -> Any:
-    """A layer that is frozen after `synchronize`"""
+    """A layer that is frozen after `attach`"""
     model = net()
     wrapped = world.wrap(model)
     optimizer = sgd(wrapped)
@@ -117,7 +117,7 @@ def frozen_later_with_its_last_gradient(world: World) -> Any:
 
 @case(DDP, Refused(NOT_SYNCHRONISED, r"0\.weight"))
 def thawed_after_it_was_wrapped(world: World) -> Any:
-    """A layer that is thawed between DistributedDataParallel and `synchronize`"""
+    """A layer that is thawed between DistributedDataParallel and `attach`"""
     model = net()
     model[0].requires_grad_(False)
     wrapped = world.wrap(model)
@@ -166,7 +166,7 @@ def group_added_later(world: World) -> Any:
 
 @case(DDP)
 def pruned_later(world: World) -> Any:
-    """A layer that is pruned after `synchronize` (`torch.nn.utils.prune`)"""
+    """A layer that is pruned after `attach` (`torch.nn.utils.prune`)"""
     model = net()
     wrapped = world.wrap(model)
     optimizer = sgd(wrapped)
@@ -221,7 +221,7 @@ class Growing(nn.Module):
 
 @case((*BOTH, *LONE), Refused(NOT_SYNCHRONISED, r"head"))
 def added_layer(world: World) -> Any:
-    """A layer and a parameter group added after `synchronize`"""
+    """A layer and a parameter group added after `attach`"""
     model = Growing()
     wrapped = world.wrap(model)
     optimizer = sgd(wrapped)
@@ -237,8 +237,8 @@ def added_layer(world: World) -> Any:
 
 
 @case(DDP)
-def added_layer_and_synchronized_again(world: World) -> Any:
-    """A layer added, wrapped anew, and `synchronize` again"""
+def added_layer_and_attached_again(world: World) -> Any:
+    """A layer added, wrapped anew, and `attach` again"""
     model = Growing()
     wrapped = world.wrap(model)
     optimizer = sgd(wrapped)
@@ -283,7 +283,7 @@ def lora(world: World) -> Any:
     Refused(NOT_SYNCHRONISED, r"down|up"),
 )
 def lora_added_later(world: World) -> Any:
-    """LoRA adapters added after `synchronize`, the rest frozen"""
+    """LoRA adapters added after `attach`, the rest frozen"""
     model = net()
     wrapped = world.wrap(model, find_unused_parameters=True)
     optimizer = sgd(wrapped)
@@ -301,7 +301,7 @@ def lora_added_later(world: World) -> Any:
 
 @case(DDP, Refused(NOT_SYNCHRONISED, r"4\.(down|up)"))
 def adapters_in_an_optimizer_of_their_own(world: World) -> Any:
-    """LoRA adapters added after `synchronize`, with an optimizer that it was not given"""
+    """LoRA adapters added after `attach`, with an optimizer that it was not given"""
     model = net()
     wrapped = world.wrap(model, find_unused_parameters=True)
     optimizer = sgd(wrapped)
@@ -362,7 +362,7 @@ def loaded_state(world: World) -> Any:
     Refused("TypeError", r"parameter 0\.weight is of torch\.float64"),
 )
 def other_dtype_later(world: World) -> Any:
-    """Another dtype after `synchronize` (`model.double()`)"""
+    """Another dtype after `attach` (`model.double()`)"""
     model = world.wrap(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     world.start(model, optimizer)
@@ -379,7 +379,7 @@ def other_dtype_later(world: World) -> Any:
 
 @case(DDP)
 def moved_later(world: World) -> Any:
-    """`model.to(device)` again after `synchronize`, to where it is"""
+    """`model.to(device)` again after `attach`, to where it is"""
     model = world.wrap(net())
     optimizer = sgd(model)
     world.start(model, optimizer)

@@ -153,7 +153,7 @@ def one_parameter_in_two_optimizers(world: World) -> Any:
 
 @case(DDP, UNCOUNTED, steps=None)
 def replaced_optimizer(world: World) -> Any:
-    """Another optimizer made after `synchronize`, in place of the first"""
+    """Another optimizer made after `attach`, in place of the first"""
     model = world.wrap(net())
     optimizer = sgd(model)
     world.start(model, optimizer)
@@ -217,7 +217,7 @@ def sam(world: World) -> Any:
 
 @case(DDP)
 def sam_base(world: World) -> Any:
-    """Sharpness-aware minimisation, whose base is given to `synchronize`"""
+    """Sharpness-aware minimisation, whose base is given to `attach`"""
     model = world.wrap(net())
     optimizer = Sam(model.parameters())
     world.start(model, optimizer.base)
@@ -292,13 +292,13 @@ class Lookahead(torch.optim.Optimizer):
 
 @case(BOTH)
 def lookahead(world: World) -> Any:
-    """Lookahead, given to `synchronize`"""
+    """Lookahead, given to `attach`"""
     return train(world, lambda m: Lookahead(sgd(m)))
 
 
 @case(BOTH)
 def lookahead_base(world: World) -> Any:
-    """Lookahead, whose base is given to `synchronize`"""
+    """Lookahead, whose base is given to `attach`"""
     model = world.wrap(net())
     optimizer = Lookahead(sgd(model))
     world.start(model, optimizer.base)

@@ -202,7 +202,7 @@ def two_models_one_loss(world: World) -> Any:
     Refused("NOT_SYNCHRONISED", r"parameter 6 of group 0 \[3, 3\]"),
 )
 def forgotten_model(world: World) -> Any:
-    """A second wrapped model that `synchronize` is not given, in the same optimizer"""
+    """A second wrapped model that `attach` is not given, in the same optimizer"""
     first, second = world.wrap(net()), world.wrap(nn.Linear(OUTPUTS, OUTPUTS))
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
     world.start(first, optimizer)

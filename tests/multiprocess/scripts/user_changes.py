@@ -35,7 +35,7 @@ def wrapped(model: nn.Module) -> nn.Module:
 
 model = wrapped(body)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-site.synchronize(model, optimizer)
+site.attach(model, optimizer)
 step = site.checkpoint(model, optimizer)
 killed = folder / "a.killed"
 if site.name == "a" and killed.exists():
@@ -52,12 +52,12 @@ while step < stops_at:
             fully_shard(head)
             optimizer.add_param_group({"params": [*head.parameters()]})
             model = nn.Sequential(model, head)
-            site.synchronize([body, head], optimizer)
+            site.attach([body, head], optimizer)
             site.checkpoint([body, head], optimizer)
         else:
             model = wrapped(nn.Sequential(body, head))
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-            site.synchronize(model, optimizer)
+            site.attach(model, optimizer)
             site.checkpoint(model, optimizer)
     if site.name == "a" and step == KILLED_AT and not killed.exists():
         killed.touch()

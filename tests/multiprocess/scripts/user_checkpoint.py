@@ -29,7 +29,7 @@ class Seen:
 
 steps, kind, dropout = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 site = isthmus.join()
-torch.manual_seed(100 + site.index)  # different at each site: synchronize makes them equal
+torch.manual_seed(100 + site.index)  # different at each site: attach makes them equal
 model: nn.Module = nn.Sequential(
     nn.Linear(8, 17), nn.Tanh(), nn.Dropout(dropout), nn.Linear(17, 64), nn.Tanh(), nn.Linear(64, 1)
 )
@@ -43,7 +43,7 @@ scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
 if kind == "average":
     site.average_gradients(optimizer)
 else:
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
 
 torch.manual_seed(1000 + site.global_rank)  # of dropout: a rank's own
 generator = torch.Generator().manual_seed(0)

@@ -34,12 +34,12 @@ def main() -> None:
     if fault == "import" and os.environ["ISTHMUS_SITE"] == where:
         import a_module_that_does_not_exist  # type: ignore[import-not-found]  # noqa: F401
     site = isthmus.join()
-    torch.manual_seed(100 + site.index)  # different at each site: synchronize makes them equal
+    torch.manual_seed(100 + site.index)  # different at each site: attach makes them equal
     model = DistributedDataParallel(
         torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     generator = torch.Generator().manual_seed(site.global_rank)
     for step in range(steps):
         if fault and (site.name, site.rank, step) == (where, int(rank), int(when)):

@@ -19,7 +19,7 @@ is_here = site.name == sys.argv[3]
 torch.manual_seed(1)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-site.synchronize(model, optimizer)
+site.attach(model, optimizer)
 start = site.checkpoint(model, optimizer)
 generator = torch.Generator().manual_seed(site.global_rank)
 for step in range(start, steps - fewer * (is_here and kind == "end")):

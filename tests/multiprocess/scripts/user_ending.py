@@ -21,8 +21,8 @@ torch.manual_seed(1)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 if ending == "type" and is_here:
-    site.synchronize(model, optimizer, los="mean")  # type: ignore[call-arg]
-site.synchronize(model, optimizer)
+    site.attach(model, optimizer, los="mean")  # type: ignore[call-arg]
+site.attach(model, optimizer)
 start = site.checkpoint(model, optimizer)
 generator = torch.Generator().manual_seed(site.global_rank)
 for step in range(start, steps):

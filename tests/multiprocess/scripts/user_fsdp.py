@@ -9,12 +9,12 @@ from torch.distributed.fsdp import fully_shard
 import isthmus
 
 site = isthmus.join(alone=True)
-torch.manual_seed(100 + site.index)  # different at each site: synchronize makes them equal
+torch.manual_seed(100 + site.index)  # different at each site: attach makes them equal
 model = nn.Sequential(nn.Linear(8, 17), nn.Tanh(), nn.Linear(17, 5), nn.Tanh(), nn.Linear(5, 1))
 fully_shard(model[0])
 fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-site.synchronize(model, optimizer)
+site.attach(model, optimizer)
 
 torch.manual_seed(1000 + site.global_rank)
 for _ in range(int(sys.argv[1])):

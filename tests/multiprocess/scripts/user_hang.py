@@ -21,7 +21,7 @@ steps, name, rank, at = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys
 site = isthmus.join()
 model = DistributedDataParallel(nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-site.synchronize(model, optimizer)
+site.attach(model, optimizer)
 for step in range(steps):
     if (site.name, site.rank, step) == (name, rank, at):
         if "leave" in sys.argv:

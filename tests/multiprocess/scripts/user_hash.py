@@ -13,7 +13,7 @@ torch.manual_seed(0)
 # 132 K parameters, so that each of four ranks has several chunks of 64 KiB.
 model = DistributedDataParallel(torch.nn.Linear(256, 513))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-site.synchronize(model, optimizer)
+site.attach(model, optimizer)
 torch.manual_seed(1000 + site.global_rank)
 for _ in range(int(sys.argv[1])):
     inputs = torch.randn(16, 256)

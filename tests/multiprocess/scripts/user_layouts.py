@@ -48,7 +48,7 @@ def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 steps, later, layouts = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
 site = isthmus.join()
-torch.manual_seed(100 + site.index)  # different at each site: synchronize makes them equal
+torch.manual_seed(100 + site.index)  # different at each site: attach makes them equal
 model = Net()
 layout = later.read_text() if later.exists() else layouts[site.index]
 mesh = init_device_mesh("cpu", (1, site.world_size), mesh_dim_names=("dp", "inner"))
@@ -79,7 +79,7 @@ elif layout == "pp":
     )
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.99)
-site.synchronize(model, optimizer)
+site.attach(model, optimizer)
 start = site.checkpoint(model, optimizer, scheduler=scheduler)
 print(f"{site.name} {site.rank} begins with step {start} as {layout}", flush=True)
 shares_data = layout in {"tp", "pp"}

@@ -25,7 +25,7 @@ def main() -> None:
     site = isthmus.join()
     model = DistributedDataParallel(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
     generator = torch.Generator().manual_seed(site.global_rank)
     for _ in range(options.steps):
         optimizer.zero_grad()

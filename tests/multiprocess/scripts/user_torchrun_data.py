@@ -14,7 +14,7 @@ torch.manual_seed(0)
 data = torch.randn(64, 8)
 model = DistributedDataParallel(nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-site.synchronize(model, optimizer)
+site.attach(model, optimizer)
 
 for index in range(int(os.environ["RANK"]), len(data), int(os.environ["WORLD_SIZE"])):
     inputs = data[index : index + 1]

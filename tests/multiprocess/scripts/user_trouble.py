@@ -1,6 +1,6 @@
 """A user's own script with a mistake at one rank. Arguments: STEPS TROUBLE SITE RANK STEP.
 
-TROUBLE: nan (a gradient, at RANK of SITE in STEP), all-nan (at every rank), forget (synchronize),
+TROUBLE: nan (a gradient, at RANK of SITE in STEP), all-nan (at every rank), forget (attach),
 end (the script, with 0), quit (os._exit(0)), exit3, term (SIGTERM to itself).
 """
 
@@ -21,7 +21,7 @@ torch.manual_seed(0)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 if trouble != "forget":
-    site.synchronize(model, optimizer)
+    site.attach(model, optimizer)
 generator = torch.Generator().manual_seed(site.global_rank)
 for step in range(1, steps + 1):
     inputs = torch.randn(4, 8, generator=generator)

@@ -16,7 +16,7 @@ torch.manual_seed(site.global_rank)
 model = DistributedDataParallel(nn.Linear(8, 1).to(site.device))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
 
-site.synchronize(model, optimizer)
+site.attach(model, optimizer)
 
 true_weights = torch.arange(8.0, device=site.device)
 for _ in range(steps):
