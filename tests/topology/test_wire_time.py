@@ -75,9 +75,9 @@ def test_slow_start_leaves_a_link_unused() -> None:
     # and 480 kB are sent in 5 round trips, in which the link could have carried 2500 kB.
     fast = world(2, both_ways((0, 1, 25e6, 0.02)))
     two = dataclasses.replace(job(), exchange=Exchange(codec="fp32", channels_per_link=2))
-    # A quarter of what the link holds, and a power of two; at least 256 KiB where that takes 10 ms.
-    chunk_bytes = ((256 << 10) + FRAME_HEADER_BYTES) / PAYLOAD_SHARE
-    expected_s = 48 * chunk_bytes / 25e6 + (5 * 0.02 - 930e3 / 25e6) + 0.01
+    # What takes 40 ms at most, and a power of two.
+    chunk_bytes = ((512 << 10) + FRAME_HEADER_BYTES) / PAYLOAD_SHARE
+    expected_s = 24 * chunk_bytes / 25e6 + (5 * 0.02 - 930e3 / 25e6) + 0.01
     assert exchange_time_s(two, fast, 12 << 20) == pytest.approx(expected_s)
     # One chunk is on one connection: 15 kB, 30 kB, and after two round trips the rest of 104 kB.
     small_bytes = (100_000 + FRAME_HEADER_BYTES) / PAYLOAD_SHARE
