@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 from pathlib import Path
 
 import click
@@ -90,4 +91,7 @@ def command(
 
 
 def _in_url(host: str) -> str:
+    """Return the host as an address has it; of all of this machine's, its name."""
+    if host in {"0.0.0.0", "::"}:  # noqa: S104 - it is asked about, not bound
+        return socket.gethostname()
     return f"[{host}]" if ":" in host else host

@@ -77,6 +77,8 @@ class JournalWatch:
         return dict(self._view.about)
 
     def _refresh(self) -> None:
+        if self._run is not None and self._view.state.is_terminal:
+            return  # nothing comes after its end
         stamp = _stamp(self._state)
         is_lost = self._is_lost()
         if self._run is not None and stamp == self._stamp:

@@ -215,6 +215,7 @@ def _head(view: Mapping[str, Any]) -> Markup:
             "p",
             _state(view),
             f" · run {view['run_id']} · started {_clock(view['created_wall_s'])}",
+            *(f" · {words}" for words in _exchange(view)),
             class_="meta",
         ),
         element("p", reason, class_="reason") if reason else None,
@@ -223,6 +224,16 @@ def _head(view: Mapping[str, Any]) -> Markup:
         if view.get("metrics", {"is_complete": True})["is_complete"]
         else missing(f"Reading what was measured: {view['metrics']['num_lines']} lines so far."),
     )
+
+
+def _exchange(view: Mapping[str, Any]) -> Iterator[str]:
+    """Yield in a word each how often sites exchange, and as what."""
+    plan = view.get("plan") or {}
+    if plan.get("regime"):
+        yield plan["regime"].partition(":")[0]
+    codecs = dict.fromkeys(plan.get("codecs") or filter(None, [plan.get("codec")]))
+    if codecs:
+        yield ", ".join(codecs)
 
 
 def _tiles(view: Mapping[str, Any]) -> Markup | None:

@@ -13,7 +13,16 @@ import sys
 from pathlib import Path
 
 WHATS = (
-    *("checkpoint_stall", "codecs", "convergence", "frame_calls", "gateways", "gpu", "memory"),
+    *(
+        "checkpoint_stall",
+        "codecs",
+        "convergence",
+        "dashboard",
+        "frame_calls",
+        "gateways",
+        "gpu",
+        "memory",
+    ),
     *(
         "planner",
         "predictions",

@@ -63,8 +63,10 @@ def test_the_first_line_is_the_address_until_a_signal(
 def test_where_others_can_reach_it_the_address_has_a_token(tmp_path: Path) -> None:
     with started(tmp_path, "--host", "0.0.0.0") as process:
         assert process.stdout is not None
-        url = process.stdout.readline().strip().replace("0.0.0.0", "127.0.0.1")
-        assert "?token=" in url
+        printed = process.stdout.readline().strip()
+        assert printed.startswith(f"http://{socket.gethostname()}:")
+        assert "?token=" in printed
+        url = printed.replace(socket.gethostname(), "127.0.0.1", 1)
         assert read(url)
         with pytest.raises(urllib.error.HTTPError, match="401"):
             read(url.partition("?")[0])
