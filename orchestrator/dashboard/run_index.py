@@ -187,7 +187,6 @@ class RunIndex:
                         "tokens": site.tokens,
                         "step_s": site.step_s,
                         "parts_s": dict(site.times_s),
-                        "latest": site.latest,
                     }
                     for name, site in measured.sites.items()
                 },
