@@ -6,6 +6,7 @@ Nothing here is async: answers read files, so each has a thread of its own.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,11 @@ class _Json(JSONResponse):
     """JSON that every parser reads: NaN is null."""
 
     def render(self, content: object) -> bytes:
-        """Return its text."""
-        return strict_json(content).encode()
+        """Return its text; looking for NaN takes longer than writing, and is seldom needed."""
+        try:
+            return json.dumps(content, allow_nan=False).encode()
+        except ValueError:
+            return strict_json(content).encode()
 
 
 def make_application(library: RunLibrary) -> Starlette:
@@ -94,14 +98,16 @@ class _Answers:
         watched, window = self._run(request), _window(request)
         index = self._library.open(watched)
         journal = watched.journal
-        parts = pages.run_parts(
-            view := shown(watched, index),
-            None if index is None else index.steps(newest_only=window == "newest"),
-            [] if index is None else index.marks(),
-            [] if journal is None else journal.events(),
-            0 if journal is None else journal.num_events,
-            window,
-        )
+        with self._library.answering():
+            view = shown(watched, index)
+            parts = pages.run_parts(
+                view,
+                None if index is None else index.steps(newest_only=window == "newest"),
+                [] if index is None else index.marks(),
+                [] if journal is None else journal.events(),
+                0 if journal is None else journal.num_events,
+                window,
+            )
         return view, parts
 
     def _run(self, request: Request) -> WatchedRun:
@@ -117,7 +123,9 @@ class _Answers:
 
     def api_run(self, request: Request) -> Response:
         watched = self._run(request)
-        return _Json(shown(watched, self._library.open(watched)))
+        index = self._library.open(watched)
+        with self._library.answering():
+            return _Json(shown(watched, index))
 
     def api_steps(self, request: Request) -> Response:
         index = self._library.open(self._run(request))

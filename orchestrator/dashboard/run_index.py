@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from isthmus.orchestrator.dashboard.step_series import StepSeries
 from isthmus.orchestrator.exporters.run_follower import Line, RunFollower
 from isthmus.protos import metrics
 
+READ_BYTES = 512 << 10
+"""Read at once: parsing them lets nobody answer for some milliseconds."""
 SLICE = 256
 """Lines that are added before other threads get their turn."""
 NOW_S = 15.0
@@ -89,7 +91,7 @@ class RunIndex:
             sites: All of the run.
             flops: Finds MFUs; None: there are none.
         """
-        self._follower = RunFollower(run_id, folder, state)
+        self._follower = RunFollower(run_id, folder, state, READ_BYTES)
         self._lock = threading.Lock()
         self._view = JournaledRun(run_id)
         self._measured = RunMetrics(sites, flops, self._add_loss)
@@ -99,14 +101,21 @@ class RunIndex:
         self._links_now: dict[tuple[str, str], dict[str, _LinkNow]] = {}
         self._marks: deque[StepMark] = deque(maxlen=MAX_MARKS)
         self._num_lines, self._num_odd = 0, 0
+        self._figures: dict[str, Any] | None = None
+        """As `figures` made them last; None: something has come since."""
         self.is_complete = threading.Event()
         """Set once all was read that was there."""
 
-    def read(self) -> bool:
-        """Take what is new, some megabytes at once; return whether there was anything."""
+    def read(self, before_slice: Callable[[], object] = lambda: None) -> bool:
+        """Take what is new, some of it at once; return whether there was anything.
+
+        `before_slice` is called again and again, and may wait for others' turn.
+        """
         entries = self._follower.read()
         for begin in range(0, len(entries), SLICE):
+            before_slice()
             with self._lock:
+                self._figures = None
                 for entry in entries[begin : begin + SLICE]:
                     self._take(entry)
         if not entries:
@@ -170,31 +179,35 @@ class RunIndex:
             return list(self._marks)
 
     def figures(self) -> dict[str, Any]:
-        """Return the sums over the run, and of each site and link."""
+        """Return the sums over the run, and of each site and link. Nobody may change them."""
         with self._lock:
-            measured = self._measured
-            return {
-                "is_complete": self.is_complete.is_set(),
-                "num_lines": self._num_lines,
-                "num_odd": self._num_odd,
-                "last_wall_s": self._last_s or None,
-                "counts_tokens": measured.counts_tokens is not False,
-                "totals": measured.totals(),
-                "sites": {
-                    name: {
-                        "num_steps": site.num_steps,
-                        "step": site.step,
-                        "tokens": site.tokens,
-                        "step_s": site.step_s,
-                        "parts_s": dict(site.times_s),
-                    }
-                    for name, site in measured.sites.items()
-                },
-                "links": {
-                    pair: {**latest, "now_bytes_per_s": self._now(pair)}
-                    for pair, latest in measured.links.items()
-                },
-            }
+            if self._figures is None:
+                self._figures = self._made_figures()
+            return {**self._figures, "is_complete": self.is_complete.is_set()}
+
+    def _made_figures(self) -> dict[str, Any]:
+        measured = self._measured
+        return {
+            "num_lines": self._num_lines,
+            "num_odd": self._num_odd,
+            "last_wall_s": self._last_s or None,
+            "counts_tokens": measured.counts_tokens is not False,
+            "totals": measured.totals(),
+            "sites": {
+                name: {
+                    "num_steps": site.num_steps,
+                    "step": site.step,
+                    "tokens": site.tokens,
+                    "step_s": site.step_s,
+                    "parts_s": dict(site.times_s),
+                }
+                for name, site in measured.sites.items()
+            },
+            "links": {
+                pair: {**latest, "now_bytes_per_s": self._now(pair)}
+                for pair, latest in measured.links.items()
+            },
+        }
 
     def _now(self, pair: tuple[str, str]) -> float | None:
         rates = [each.bytes_per_s(self._last_s) for each in self._links_now.get(pair, {}).values()]

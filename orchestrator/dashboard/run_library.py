@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +41,8 @@ WATCHED_S = 60.0
 """Metrics are read on for so long after somebody has looked."""
 PAUSE_S = 0.25
 """Between two looks whether there is more to read."""
+GIVE_WAY_S = 0.05
+"""The reading of a history waits so long, again and again, while somebody is answered."""
 FIRST_ANSWER_S = 0.1
 """The first answer about a run waits so long for its metrics."""
 
@@ -87,6 +89,8 @@ class RunLibrary:
         self._runs: dict[str, WatchedRun] = {}
         self._indexed: OrderedDict[str, WatchedRun] = OrderedDict()
         self._wake, self._is_closed = threading.Event(), False
+        self._num_answers, self._nobody_asks = 0, threading.Event()
+        self._nobody_asks.set()
         self._reader = threading.Thread(target=self._read, name="metrics-reader", daemon=True)
 
     def __enter__(self) -> RunLibrary:
@@ -102,6 +106,20 @@ class RunLibrary:
     def source(self) -> Path:
         """Where the runs are."""
         return self._state or self._home
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """Have the reading of histories give way while an answer is made."""
+        with self._lock:
+            self._num_answers += 1
+            self._nobody_asks.clear()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_answers -= 1
+                if not self._num_answers:
+                    self._nobody_asks.set()
 
     def runs(self) -> list[WatchedRun]:
         """Return all runs, newest first.
@@ -191,7 +209,7 @@ class RunLibrary:
 
     def _read_one(self, watched: WatchedRun, index: RunIndex) -> bool:
         try:
-            return index.read()
+            return index.read(lambda: self._nobody_asks.wait(GIVE_WAY_S))
         except Exception:
             log.exception("run %s: its figures are not read on", watched.place.run_id)
             with self._lock:

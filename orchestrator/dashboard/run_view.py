@@ -20,6 +20,16 @@ OUT = frozenset({"LOST", "DROPPED", "RETURNING", "ABSENT"})
 """States of sites that take no part."""
 
 
+_SITE_STATES = {
+    value: name.removeprefix("SITE_STATE_") for name, value in control_pb2.SiteState.items()
+}
+
+
+def _site_state(site: control_pb2.SiteStatus) -> str:
+    """Return `RUNNING`; of a thousand sites in no time."""
+    return _SITE_STATES.get(site.state) or formats.site_state(site)
+
+
 def listed(watched: WatchedRun) -> dict[str, Any]:
     """Return a run in short, by its journal alone."""
     place = watched.place
@@ -47,7 +57,7 @@ def listed(watched: WatchedRun) -> dict[str, Any]:
         "active_s": run.active_s or None,
         "num_sites": len(run.sites),
         "num_members": len(run.members),
-        "num_out": sum(formats.site_state(site) in OUT for site in run.sites),
+        "num_out": sum(_site_state(site) in OUT for site in run.sites),
         "steps": _whole(known(totals, metrics.STEP)),
         "num_steps": run.num_steps or None,
         "loss": known(totals, metrics.LOSS),
@@ -131,7 +141,7 @@ def _sites(
         views.append(
             {
                 "site": site.site,
-                "state": formats.site_state(site),
+                "state": _site_state(site),
                 "is_member": site.site in members,
                 "host": site.host or None,
                 "lat": location.lat if location else None,

@@ -69,14 +69,18 @@ class Line:
 class RunFollower:
     """Reads a run; each call goes on after the one before."""
 
-    def __init__(self, run_id: str, folder: Path, state: Path) -> None:
+    def __init__(
+        self, run_id: str, folder: Path, state: Path, read_bytes: int = READ_BYTES
+    ) -> None:
         """Open nothing yet.
 
         Args:
             run_id: The run.
             folder: Its folder, with the metrics.
             state: The coordinator's, with the journal.
+            read_bytes: Read of the metrics at once.
         """
+        self._read_bytes = read_bytes
         self._run_id, self._path, self._state = run_id, folder / METRICS, state
         self._sequence, self._read_sequence = 0, 0
         """Of the last event that was returned, and that was read."""
@@ -114,7 +118,7 @@ class RunFollower:
         return list(found)
 
     def _read_lines(self) -> tuple[list[Line], bool]:
-        """Return whole lines, about READ_BYTES of them, and whether there are no more by now."""
+        """Return whole lines, about `read_bytes` of them, and whether there are no more by now."""
         lines: list[Line] = []
         parts = [part for part in parts_of(self._path) if part.first >= self._first]
         for part in parts:
@@ -123,7 +127,7 @@ class RunFollower:
             try:
                 with part.path.open("rb") as file:
                     file.seek(self._offset_bytes)
-                    data = file.read(READ_BYTES)
+                    data = file.read(self._read_bytes)
             except OSError:
                 return lines, True
             whole = data[: data.rfind(b"\n") + 1]
@@ -132,7 +136,7 @@ class RunFollower:
                     lines.append(Line(self._num_lines, record))
                 self._num_lines += 1
             self._offset_bytes += len(whole)
-            if len(data) == READ_BYTES:
+            if len(data) == self._read_bytes:
                 return lines, False
         return lines, True
 

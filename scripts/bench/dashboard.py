@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from isthmus.orchestrator.coordinator.journal import Journal
@@ -118,16 +118,11 @@ def _journal(
         {"source": source, "target": target, "bytes_per_s": 1.25e9, "rtt_s": 0.05}
         for source, target in pairs
     ]
-    details: list[tuple[str, str, dict[str, object]]] = [
-        (
-            "run.submitted",
-            "",
-            {"name": RUN, "folder": str(folder.path), "sites": sites, "links": links},
-        ),
-        *(("site.joined", site, {"host": "here"}) for site in sites),
-        *(("site.running", site, {}) for site in sites),
-        ("run.active", "", {}),
-    ]
+    submitted = {"name": RUN, "folder": str(folder.path), "sites": sites, "links": links}
+    details: list[tuple[str, str, Mapping[str, object]]] = [("run.submitted", "", submitted)]
+    details += [("site.joined", site, {"host": "here"}) for site in sites]
+    details += [("site.running", site, {}) for site in sites]
+    details.append(("run.active", "", {}))
     for index in range(num_events - len(details)):
         site = sites[index // 2 % len(sites)]
         if index % 2:
