@@ -40,9 +40,11 @@ async function refresh() {
   if (answer.status === 401) { say("Open the address that isthmus dashboard printed last", true); return; }
   if (answer.status === 404) { say("This run was removed", true); return; }
   if (!answer.ok && answer.status !== 304) throw new Error(answer.status);
+  if (answer.status !== 304) show(await answer.json(), answer.headers.get("ETag"));
   say(answer.headers.get("X-Run-Ended") ? "ended" : "live", false);
-  if (answer.status === 304) return;
-  const { title, parts } = await answer.json();
+}
+
+function show({ title, parts }, newTag) {
   document.title = title;
   let isWhole = true;
   for (const [name, html] of Object.entries(parts)) {
@@ -52,7 +54,7 @@ async function refresh() {
     replace(part, html);
     before[name] = html;
   }
-  if (isWhole) tag = answer.headers.get("ETag");
+  if (isWhole) tag = newTag;
 }
 
 async function keepUp() {
