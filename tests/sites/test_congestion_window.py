@@ -13,7 +13,7 @@ RTT_S = 0.05
 HELD = RATE * RTT_S
 ALONE = int(1.15 * HELD + 0.004 * RATE)
 """1.15 times what the link holds, and what leaves between two looks."""
-BESIDE = int(0.7 * HELD)
+BESIDE = int(0.6 * HELD)
 """What is on the way beside others at first."""
 MOST = 32 << 20
 
