@@ -33,7 +33,7 @@ def _offered(_context: click.Context, _argument: object, begun: str) -> list[Com
 @click.argument("name", metavar="[CODE]", required=False, default="", shell_complete=_offered)
 @with_output
 def command(output: Output, name: str) -> int:
-    """Say what an error CODE or an exit status means, and what to do; without one, list all."""
+    """Print what an error CODE or an exit status means, and what to do; without one, list all."""
     if not name:
         return _all(output)
     if name.isdecimal():

@@ -92,7 +92,7 @@ class RunMetrics:
         flops: ModelFlops | None = None,
         on_loss: Callable[[int, float], None] | None = None,
     ) -> None:
-        """Have nothing measured yet.
+        """Begin with nothing measured.
 
         Args:
             sites: All of the run.

@@ -66,7 +66,7 @@ class _Step:
     """Time of them all."""
     waits_s: Mapping[str, float]
     total_wait_s: float
-    """Of all sites: what the others wait is found in the same time for a thousand as for two."""
+    """Sum over all sites. From it a site's part is taken off, so each site costs the same time."""
 
 
 class SlowSites:

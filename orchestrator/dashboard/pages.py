@@ -37,7 +37,7 @@ from isthmus.orchestrator.evidence.report.html import (
 from isthmus.orchestrator.evidence.report.html import facts as fact_list
 from isthmus.orchestrator.evidence.report.run_facts import LinkFacts, SiteFacts
 from isthmus.orchestrator.evidence.report.sitemap import site_map
-from isthmus.orchestrator.evidence.report.wording import PART_CLASSES
+from isthmus.orchestrator.evidence.report.wording import PART_CLASSES, STATE_CLASSES
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.fitting_table import Column, columns_of
 from isthmus.orchestrator.evidence.view.formats import show
@@ -54,13 +54,7 @@ MAX_ROWS = 40
 MAX_EVENTS = 40
 MAX_MARKS = 12
 WINDOWS = {"all": "Whole run", "newest": "Newest steps"}
-_STATES = {
-    "ACTIVE": "good",
-    "SUCCEEDED": "good",
-    "SUCCEEDED WITH LOSSES": "bad",
-    "FAILED": "bad",
-    "CANCELLED": "bad",
-}
+_STATES = {"ACTIVE": "good", **STATE_CLASSES}
 
 
 def page(title: str, live: str, tag: str, parts: Parts) -> str:

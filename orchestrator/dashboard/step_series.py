@@ -70,7 +70,7 @@ class StepSeries:
     """Figures over all steps of a run, or over its newest ones."""
 
     def __init__(self, max_points: int = MAX_POINTS, *, newest_only: bool = False) -> None:
-        """Have no points.
+        """Begin without points.
 
         Args:
             max_points: The most that there are.

@@ -18,8 +18,8 @@ NEEDS = {
     "wandb": ("wandb", "wandb"),
     "mlflow": ("mlflow", "mlflow"),
 }
-"""Of each exporter that wants a library: the extra that installs it, and a module of it, which none
-is imported to look for."""
+"""By exporter: the extra that installs its library, and a module of it. It is looked for, and not
+imported."""
 
 
 def exporter_problems(

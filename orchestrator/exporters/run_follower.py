@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """What was exported already: all before it."""
+    """How far a run was exported: all before it."""
 
     line: int = 0
-    """Of metrics.jsonl, all of its parts together."""
+    """Number of the next line of metrics.jsonl, counted over all of its parts."""
     sequence: int = 0
-    """Of the journal: the last event."""
+    """Sequence number of the last event of the journal."""
 
     @classmethod
     def read(cls, folder: Path) -> Position:
@@ -83,7 +83,7 @@ class RunFollower:
         self._read_bytes = read_bytes
         self._run_id, self._path, self._state = run_id, folder / METRICS, state
         self._sequence, self._read_sequence = 0, 0
-        """Of the last event that was returned, and that was read."""
+        """Sequence numbers of the last event that was returned, and of the last that was read."""
         self._events: deque[RecordedEvent] = deque()
         """Those between: metrics from before them have yet to be read."""
         self._first, self._offset_bytes, self._num_lines = 0, 0, 0

@@ -89,6 +89,12 @@ def test_options_become_the_documents_of_runs(
         (["--resume"], "USAGE", "--name"),
         (["--steps", "0"], "USAGE", "--steps"),
         (["--steps", "9"], "USAGE", "an even number"),
+        (
+            ["--steps", "40", "--set", "regime=diloco"],
+            "USAGE",
+            "whole rounds, a multiple of their 30",
+        ),
+        (["--warmup", "5", "--set", "regime=diloco"], "USAGE", "--warmup: want whole rounds"),
         (["--compute", "guessed"], "USAGE", "--compute"),
         (["--require", "efficency>=0.9"], "USAGE", "did you mean 'efficiency'"),
         (["--require", "egress<=1.2 USD/day"], "USAGE", "no link of"),
@@ -112,6 +118,14 @@ def test_what_cannot_be_asked_is_refused_before_anything_runs(
     assert word in done.envelope["error"]["message"]
     assert runs.pairs == []
     assert not list(home.glob("bench/*"))
+
+
+def test_rounds_of_several_steps_are_measured_whole(
+    isthmus: Isthmus, files: Path, runs: MeasuredRuns
+) -> None:
+    sweep = "regime=sync,{kind: diloco, sync_every: 7},{kind: streaming, sync_every: 4}"
+    assert isthmus("bench", files / "job.yaml", "--repeats", "1", "--sweep", sweep).code == 0
+    assert {pair.job.trainer.steps for pair in runs.pairs} == {28 + 56}, "of 4 and of 7 steps"
 
 
 def test_a_requirement_that_is_not_met_has_an_exit_status_of_its_own(

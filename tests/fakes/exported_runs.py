@@ -107,7 +107,7 @@ def receiving(answer: Callable[[], bytes] = bytes) -> Iterator[Received]:
             self.wfile.write(answer())
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Print no line for each request."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         received = Received(f"http://127.0.0.1:{server.server_port}")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -426,6 +427,23 @@ def test_frames_leave_by_no_more_connections_than_the_window_holds_frames(tmp_pa
     pushed(outbox, range(1, 9))
     assert asyncio.run(fed(2)) == [1, 0]
     assert asyncio.run(fed(6)) == [5, 3, 1, 0]
+
+
+def test_a_connection_has_its_part_of_the_window_once_there_is_one(tmp_path: Path) -> None:
+    """Before, the kernel alone limits it: nobody has said how often to look."""
+    _, streams, outbox = growing(tmp_path, 4)
+    streams.grow(4)
+    pushed(outbox, range(1))
+    item = outbox.take(0)
+    assert item is not None
+    outbox.acknowledge(item.key, item.epoch, 0.0)
+    limits: list[tuple[int, float]] = []
+    call: Any = SimpleNamespace(limit=lambda *limit: limits.append(limit))
+    streams._limit(call)
+    assert limits == []
+    streams._carrying = {0: _Carrying(call, Progress(0.0, 1.0))}
+    streams.limit(2 * len(item.data), 0.003)
+    assert limits == [(len(item.data), 0.003)], "two frames fit, so two connections share it"
 
 
 def test_frames_leave_by_other_connections_while_the_first_ones_are_broken(tmp_path: Path) -> None:

@@ -42,12 +42,6 @@ from isthmus.orchestrator.evidence.view.fitting_table import Column, columns_of
 
 _COLOURS = 6
 """Line colours of the style sheet; more lines than that use them again."""
-_STATES = {
-    "SUCCEEDED": "good",
-    "SUCCEEDED WITH LOSSES": "bad",
-    "FAILED": "bad",
-    "CANCELLED": "bad",
-}
 
 
 def run_article(facts: RunFacts, prefix: str, level: str = "h2") -> Markup:
@@ -58,7 +52,11 @@ def run_article(facts: RunFacts, prefix: str, level: str = "h2") -> Markup:
         element(level, wording.title(facts)),
         element(
             "p",
-            element("span", facts.state, class_=f"state {_STATES.get(facts.state, '')}".strip()),
+            element(
+                "span",
+                facts.state,
+                class_=f"state {wording.STATE_CLASSES.get(facts.state, '')}".strip(),
+            ),
             f" · run {facts.run_id} · {wording.began(facts)}",
             " · compute is modelled, communication is real" if modelled else None,
             class_="meta",

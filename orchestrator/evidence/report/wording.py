@@ -304,6 +304,13 @@ def no_timelines(facts: RunFacts) -> str:
     )
 
 
+STATE_CLASSES = {
+    "SUCCEEDED": "good",
+    "SUCCEEDED WITH LOSSES": "bad",
+    "FAILED": "bad",
+    "CANCELLED": "bad",
+}
+"""The colour of how a run ended."""
 PART_CLASSES = {
     metrics.COMPUTE_S: "compute",
     metrics.INTRA_S: "rs",

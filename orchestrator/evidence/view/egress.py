@@ -15,7 +15,7 @@ PRICE = "egress_usd_per_byte"
 """The price of a link's bytes, among its figures."""
 DAY_S = 86_400.0
 _LEAST_SAVED = 0.01
-"""Of what float32 would cost: less is not worth a line."""
+"""Least saving that is worth a line, as a part of what float32 would cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -235,8 +235,7 @@ class SendQueue:
     @property
     def num_in_flight(self) -> int:
         """Frames that share the bytes on the way, by the longest frame so far."""
-        on_the_way_bytes = min(self.window_bytes, self.on_the_way_bytes)
-        return max(1, -(-on_the_way_bytes // max(1, self._totals.longest_bytes)))
+        return max(1, -(-self.on_the_way_bytes // max(1, self._totals.longest_bytes)))
 
     def totals(self, now_s: float) -> LinkTotals:
         """Return a copy of the sums, up to now."""
@@ -295,6 +294,11 @@ class Outbox:
     def num_in_flight(self) -> int:
         """Frames that fit the window, by the longest frame so far."""
         return self._queue.num_in_flight
+
+    @property
+    def on_the_way_bytes(self) -> int:
+        """Limit on bytes that TCP has not acknowledged, on all connections together."""
+        return self._queue.on_the_way_bytes
 
     @property
     def unsent_bytes(self) -> int:

@@ -93,8 +93,8 @@ class Streams:
         self._lock = threading.Lock()
         self._wire: WireLoop | None = None
         self._is_closed = False
-        self._window_bytes = outbox.window_bytes
-        self._look_s = 0.0
+        self._look_s: float | None = None
+        """Interval at which a full window is looked at; None: no window was set so far."""
         # Used on the loop's thread only.
         self._said: set[str] = set()
         """Errors of broken streams already logged since frames last got through."""
@@ -115,14 +115,15 @@ class Streams:
             window_bytes: that TCP has not acknowledged.
             look_s: interval at which a full window is looked at.
         """
-        self._window_bytes, self._look_s = window_bytes, look_s
         self._outbox.limit(window_bytes)
+        self._look_s = look_s
         for each in tuple(self._carrying.values()):
             self._limit(each.call)
 
     def _limit(self, call: FrameCall) -> None:
-        num_carrying = max(1, min(self.num_streams, self._outbox.num_in_flight))
-        call.limit(self._window_bytes // num_carrying, self._look_s)
+        if self._look_s is not None:
+            num_carrying = max(1, min(self.num_streams, self._outbox.num_in_flight))
+            call.limit(self._outbox.on_the_way_bytes // num_carrying, self._look_s)
 
     def grow(self, num_streams: int) -> None:
         """Start streams up to `num_streams`. Called by one thread at a time."""
