@@ -36,6 +36,8 @@ class FakeAgent:
     run_id: str = ""
     generation: int = 0
     welcome: control_pb2.Welcome = field(default_factory=control_pb2.Welcome)
+    # gRPC takes one write of a call at a time; heartbeats go out beside the test's own messages.
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def say(self, **kind: object) -> None:
         """Send a message; run and generation are filled in where the kind has them."""
@@ -43,7 +45,7 @@ class FakeAgent:
         if name not in {"heartbeat", "hello"}:
             content.run_id = content.run_id or self.run_id  # type: ignore[attr-defined]
             content.generation = content.generation or self.generation  # type: ignore[attr-defined]
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(DEADLINE_S), self._writing:
             await self.call.write(AgentMessage(**{name: content}))  # type: ignore[arg-type]
 
     async def hear(self, kind: str) -> CoordinatorMessage:
