@@ -18,7 +18,7 @@ from typing import Any
 from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
 from isthmus.orchestrator.core.model_flops import ModelFlops
 from isthmus.orchestrator.core.run_metrics import PARTS, RunMetrics, read_back
-from isthmus.orchestrator.dashboard.step_series import StepSeries
+from isthmus.orchestrator.evidence.record.step_series import StepSeries
 from isthmus.orchestrator.exporters.run_follower import Line, RunFollower
 from isthmus.protos import metrics
 

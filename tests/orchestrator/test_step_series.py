@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from isthmus.orchestrator.dashboard.step_series import StepSeries
+from isthmus.orchestrator.evidence.record.step_series import StepSeries
 
 
 @pytest.mark.parametrize("num_steps", [1, 7, 600, 601, 5000])
