@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import socket
 from pathlib import Path
 
@@ -11,16 +10,13 @@ import click
 from isthmus.orchestrator.cli.command_errors import CommandError
 from isthmus.orchestrator.cli.options import FOLDER, home_option, with_output
 from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.cli.run_dashboard import HOST, PORT, require_dashboard
 from isthmus.orchestrator.interruption import run_command
 from isthmus.orchestrator.run_folder.home import home_folder
 
-PORT = 8265
-NEEDED = ("starlette", "uvicorn")
-CURE = "pip install 'isthmus[dashboard]'"
-
 
 @click.command("dashboard")
-@click.option("--host", default="127.0.0.1", help="Listen at this address.")
+@click.option("--host", default=HOST, help="Listen at this address.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -60,12 +56,7 @@ def command(
     The first line is its address. Where others than this machine's users can reach it, the address
     has a token, without which nothing is shown.
     """
-    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        raise CommandError(
-            "USAGE",
-            f"the dashboard needs {' and '.join(missing)}, which this Python has not: {CURE}",
-            hint="Install it with the Python that runs isthmus.",
-        )
+    require_dashboard()
     from isthmus.orchestrator.dashboard.access import Access, is_loopback, new_token
     from isthmus.orchestrator.dashboard.server import listen, serve
 

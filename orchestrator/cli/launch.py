@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -29,6 +30,7 @@ from isthmus.orchestrator.cli.options import (
     with_output,
 )
 from isthmus.orchestrator.cli.output import Output
+from isthmus.orchestrator.cli.run_dashboard import RunDashboard, require_dashboard, run_dashboard
 from isthmus.orchestrator.cli.run_submission import submit
 from isthmus.orchestrator.client.run_reader import reading
 from isthmus.orchestrator.doctor.document_checks import (
@@ -100,6 +102,13 @@ class _ScriptCommand(click.Command):
     show_default=False,
     help="Print what rank 0 of the first site prints, on stderr. [on a terminal]",
 )
+@click.option(
+    "--dashboard",
+    "wants_dashboard",
+    is_flag=True,
+    help="Show the run in a browser, too; the first line is the address. It stays while the run "
+    "goes on or somebody looks.",
+)
 @timeout_option(None, "Stop following after this long, as 90s; the run goes on.")
 @home_option
 @with_output
@@ -118,6 +127,7 @@ def command(
     run_id: str | None,
     priority: int,
     wants_logs: bool | None,
+    wants_dashboard: bool,
     timeout_s: float | None,
     home: Path | None,
 ) -> int:
@@ -129,6 +139,8 @@ def command(
     everything runs on this machine. Ctrl-C detaches: the run goes on.
     """
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    if wants_dashboard:
+        require_dashboard()
     if resume is not None:
         overrides = (*overrides, _resumed(output, resume, home))
     pair = load_pair(job, overrides, topology_path, to_plan=plan_path is not None)
@@ -145,9 +157,15 @@ def command(
     _check(output, pair, home_folder(home), is_here=coordinator is None)
     pair = _planned(output, pair, plan_path)
     faults = _faults(pair, faults_path, seed, coordinator)
-    with INTERRUPTION.holding():  # whoever interrupts it is told whether there is a run
-        name = run_id or new_run_id()
+    name = run_id or new_run_id()
+    with INTERRUPTION.holding(), contextlib.ExitStack() as held:
+        # It holds: whoever interrupts it is told whether there is a run.
+        dashboard = (
+            held.enter_context(run_dashboard(home_folder(home), name)) if wants_dashboard else None
+        )
         folder = submit(pair, home_folder(home), name, coordinator, faults, priority)
+        if dashboard is not None:
+            _show(output, dashboard, folder)
         logs_of = _first_site(pair) if _has_logs(wants_logs) else None
         try:
             return _tell(output, folder, home, deadline_s, logs_of, detach=detach)
@@ -236,6 +254,17 @@ def _has_logs(wants_logs: bool | None) -> bool:
 def _first_site(pair: Pair) -> str:
     placed = [each.site for each in pair.job.placement]
     return (placed or [site.name for site in pair.topology.sites])[0]
+
+
+def _show(output: Output, dashboard: RunDashboard, folder: RunFolder) -> None:
+    """Have the run shown in a browser, and say where."""
+    if dashboard.begin(folder):
+        output.note(f"dashboard: {dashboard.url}")
+    else:
+        output.note(
+            f"warning: no dashboard here: the run's journal is where its coordinator is, at "
+            f"{folder.remote_address}; there: isthmus dashboard --state FOLDER"
+        )
 
 
 def _tell(

@@ -6,9 +6,11 @@ const shownMain = document.querySelector("main[data-live]");
 const connection = document.getElementById("connection");
 const ACTIVE_MS = 1000;
 const LONGEST_MS = 5000;
+const ENDED_MS = 10000; // an ended run stays as it is
 const ANSWER_MS = 10000;
 let tag = shownMain.dataset.tag;
 let pauseMs = ACTIVE_MS;
+let hasEnded = false;
 
 function say(words, isLost) {
   if (connection.textContent !== words) connection.textContent = words;
@@ -41,7 +43,8 @@ async function refresh() {
   if (answer.status === 404) { say("This run was removed", true); return; }
   if (!answer.ok && answer.status !== 304) throw new Error(answer.status);
   if (answer.status !== 304) show(await answer.json(), answer.headers.get("ETag"));
-  say(answer.headers.get("X-Run-Ended") ? "ended" : "live", false);
+  hasEnded = answer.headers.has("X-Run-Ended");
+  say(hasEnded ? "ended" : "live", false);
 }
 
 function show({ title, parts }, newTag) {
@@ -62,9 +65,9 @@ async function keepUp() {
     if (!document.hidden) {
       try {
         await refresh();
-        pauseMs = ACTIVE_MS;
+        pauseMs = hasEnded ? ENDED_MS : ACTIVE_MS;
       } catch {
-        say("No answer from the dashboard: trying again", true);
+        if (!hasEnded) say("No answer from the dashboard: trying again", true);
         pauseMs = Math.min(LONGEST_MS, pauseMs * 1.5);
       }
     }

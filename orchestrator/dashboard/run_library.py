@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from isthmus.orchestrator.client.run_reader import TERMINAL
 from isthmus.orchestrator.core.model_flops import ModelFlops
 from isthmus.orchestrator.dashboard.journal_watch import JournalWatch
 from isthmus.orchestrator.dashboard.run_index import RunIndex
@@ -28,6 +29,7 @@ from isthmus.orchestrator.dashboard.run_places import (
 from isthmus.orchestrator.documents import read_text
 from isthmus.orchestrator.run_folder.home import JOB, TOPOLOGY
 from isthmus.orchestrator.run_folder.run_files import RunFiles
+from isthmus.orchestrator.run_folder.state_lock import is_abandoned
 from isthmus.topology.documents.load import load_job, load_topology
 from isthmus.topology.documents.placement import placed
 from isthmus.topology.spec.errors import ConfigError
@@ -146,6 +148,13 @@ class RunLibrary:
             return None
         with self._lock:
             return self._watched(place)
+
+    def is_over(self, run_id: str) -> bool:
+        """Whether nothing more will be written about a run, or it is not there."""
+        watched = self.run(run_id)
+        if watched is None or watched.place.state is None or watched.journal is None:
+            return True
+        return watched.journal.run().state in TERMINAL or is_abandoned(watched.place.state)
 
     def _watched(self, place: RunPlace) -> WatchedRun:
         known = self._runs.get(place.run_id)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from isthmus.orchestrator.dashboard.access import Access, Guard
 from isthmus.orchestrator.dashboard.application import make_application
@@ -16,6 +18,10 @@ from isthmus.orchestrator.dashboard.run_library import RunLibrary
 
 END_S = 2.0
 """Time for answers that are on their way when the server ends."""
+IDLE_S = 300.0
+"""The dashboard of one run stays so long after its end for somebody who comes back to the page."""
+LOOK_S = 1.0
+"""Between two looks whether the run is over."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -38,11 +44,22 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def serve(listener: socket.socket, access: Access, home: Path, state: Path | None) -> None:
-    """Answer until this is cancelled. The socket is closed with it."""
+async def serve(
+    listener: socket.socket,
+    access: Access,
+    home: Path,
+    state: Path | None,
+    run_id: str = "",
+    idle_s: float = IDLE_S,
+) -> None:
+    """Answer until this is cancelled. The socket is closed with it.
+
+    With a `run_id`, return once that run is over and nobody has asked for `idle_s`.
+    """
     with RunLibrary(home, state) as library:
+        visits = _Visits(Guard(make_application(library), access))
         config = uvicorn.Config(
-            Guard(make_application(library), access),
+            visits,
             access_log=False,  # it would have the token
             log_level="warning",
             server_header=False,
@@ -54,11 +71,39 @@ async def serve(listener: socket.socket, access: Access, home: Path, state: Path
         server = _Server(config)
         serving = asyncio.create_task(server.serve([listener]), name="server")
         try:
-            await asyncio.shield(serving)
-        except asyncio.CancelledError:
+            if run_id:
+                await _until_over(serving, library, run_id, visits, idle_s)
+            else:
+                await asyncio.shield(serving)
+        finally:
             server.should_exit = True
             await serving
-            raise
+
+
+async def _until_over(
+    serving: asyncio.Task[None], library: RunLibrary, run_id: str, visits: _Visits, idle_s: float
+) -> None:
+    """Return once a run is over, and nobody has looked for a while; or if the server has ended."""
+    while not (await asyncio.to_thread(library.is_over, run_id) and visits.idle_s() >= idle_s):
+        await asyncio.wait([serving], timeout=LOOK_S)
+        if serving.done():
+            return
+
+
+class _Visits:
+    """The application that notes when somebody has asked for something."""
+
+    def __init__(self, application: ASGIApp) -> None:
+        self._application, self._last_s = application, time.monotonic()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on a request."""
+        self._last_s = time.monotonic()
+        await self._application(scope, receive, send)
+
+    def idle_s(self) -> float:
+        """How long nobody has asked for anything."""
+        return time.monotonic() - self._last_s
 
 
 class _Server(uvicorn.Server):

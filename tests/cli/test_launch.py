@@ -112,6 +112,16 @@ def test_a_variable_to_pass_on_has_to_be_set_and_its_value_is_in_no_document(
     assert not any(b"5ecret" in path.read_bytes() for path in kept)
 
 
+def test_a_dashboard_needs_the_journal_here(isthmus: Isthmus, files: Path, address: str) -> None:
+    pytest.importorskip("starlette", reason="wants pip install 'isthmus[dashboard]'")
+    arguments = ("launch", files / "job.yaml", "--coordinator", address, "--detach")
+    done = isthmus(*arguments, "--dashboard")
+    assert done.code == 0
+    assert f"no dashboard here: the run's journal is where its coordinator is, at {address}" in (
+        done.err
+    )
+
+
 def test_detached_it_says_how_to_follow(isthmus: Isthmus, files: Path, address: str) -> None:
     arguments = ("launch", files / "job.yaml", "--coordinator", address, "--detach")
     plain = isthmus(*arguments)

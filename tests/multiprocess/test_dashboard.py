@@ -1,4 +1,4 @@
-"""`isthmus dashboard` as a process: its first line, its end, and what it says where it cannot."""
+"""The dashboard as a process, by its command and by launch: first line, end, and refusals."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.dashboards import growing_run
 from tests.fakes.recorded_runs import record_run
+from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
 WITHIN_S = 60.0
-MAIN = [sys.executable, "-m", "isthmus.orchestrator.cli.main", "dashboard"]
+MAIN = [sys.executable, "-m", "isthmus.orchestrator.cli.main"]
 
 
 @contextmanager
 def started(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     pytest.importorskip("starlette", reason="wants pip install 'isthmus[dashboard]'")
     process = subprocess.Popen(
-        [*MAIN, "--home", str(home), "--port", "0", *arguments],
+        [*MAIN, "dashboard", "--home", str(home), "--port", "0", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -82,7 +84,8 @@ def test_a_port_that_is_taken_and_an_address_of_another_machine(tmp_path: Path) 
                 assert "Traceback" not in err
 
 
-def test_without_the_extra_one_sentence_has_the_cure(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [["dashboard"], ["launch", "absent.yaml", "--dashboard"]])
+def test_without_the_extra_one_sentence_has_the_cure(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as util\n"
         "real = util.find_spec\n"
@@ -90,7 +93,7 @@ def test_without_the_extra_one_sentence_has_the_cure(tmp_path: Path) -> None:
         "util.find_spec = lambda name, *more: None if name in hidden else real(name, *more)\n"
     )
     done = subprocess.run(
-        MAIN,
+        [*MAIN, *words],
         env={**os.environ, "PYTHONPATH": str(tmp_path), "ISTHMUS_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -101,6 +104,57 @@ def test_without_the_extra_one_sentence_has_the_cure(tmp_path: Path) -> None:
     (line,) = [each for each in done.stderr.splitlines() if each.startswith("error: ")]
     assert "pip install 'isthmus[dashboard]'" in line
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.exhaustive
+def test_launch_has_it_beside_the_run_which_it_outlives(run: Bench) -> None:
+    pytest.importorskip("starlette", reason="wants pip install 'isthmus[dashboard]'")
+    job = run.write(topology_yaml([(1, 1), (1, 1)], rtt="2ms"), job_yaml(steps=100_000))
+    following = run.start("launch", str(job), "--dashboard", "--run-id", "r")
+    assert following.stdout is not None
+    assert following.stderr is not None
+    first = following.stderr.readline().strip()
+    assert following.stdout.readline().strip() == "r"
+    assert first.startswith("dashboard: http://127.0.0.1:"), first
+    assert first.endswith("/runs/r")
+    url = first.removeprefix("dashboard: ")
+    assert "run r" in read(url)
+    run.wait_for("ranks", lambda: bool(run.pids("isthmus.sites.launcher.rank")))
+    following.send_signal(signal.SIGINT)
+    following.communicate(timeout=WITHIN_S)
+    run.wait_for("the page", lambda: "ACTIVE" in read(url))
+    run.isthmus("cancel", "r").check()
+    run.isthmus("wait", "r", "--timeout", "60s").check(6)
+    assert "CANCELLED" in read(url)
+    (pid,) = run.pids("isthmus.orchestrator.dashboard")
+    os.kill(pid, signal.SIGTERM)
+    run.wait_for_nothing_left(30)
+    assert (run.run_folder("r") / "dashboard.log").read_text() == ""
+
+
+def test_the_dashboard_of_a_run_ends_once_it_is_over_and_nobody_looks(tmp_path: Path) -> None:
+    pytest.importorskip("starlette", reason="wants pip install 'isthmus[dashboard]'")
+    with growing_run(tmp_path) as run, socket.create_server(("127.0.0.1", 0)) as listener:
+        descriptor = listener.fileno()
+        command = [
+            *(sys.executable, "-m", "isthmus.orchestrator.dashboard", "--run", "g1"),
+            *("--home", str(tmp_path), "--listener", str(descriptor), "--idle", "0"),
+        ]
+        process = subprocess.Popen(
+            command, pass_fds=(descriptor,), stderr=subprocess.PIPE, text=True
+        )
+        try:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}/runs/g1"
+            assert "ACTIVE" in read(url)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(2.5)  # the run goes on
+            run.event("run.ended", state="SUCCEEDED", reason_code="", reason="", failure=None)
+            _, err = process.communicate(timeout=WITHIN_S)
+            assert (process.returncode, err) == (0, "")
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def test_nothing_else_imports_what_it_needs() -> None:
