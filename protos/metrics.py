@@ -61,7 +61,9 @@ DIGEST."""
 MODEL = "model"
 """What a script has synchronised, once it has taken a step with it; reported by a site's first
 rank. Label DEVICE."""
-FEW = frozenset({CHECKPOINT, CHECKPOINT_FAILED, FIRST_AVERAGE, MODEL, STATE})
+MACHINE = "machine"
+"""The machine and the code of a site's first rank, once it has joined. No values; labels below."""
+FEW = frozenset({CHECKPOINT, CHECKPOINT_FAILED, FIRST_AVERAGE, MACHINE, MODEL, STATE})
 """Rare kinds that are never dropped, because a report on the run depends on them."""
 
 # kind "step"
@@ -122,6 +124,22 @@ COUNTS_TOKENS = "counts_tokens"
 """1: the script has called `site.count_tokens`, so SITE_TOKENS are its tokens; else 0."""
 DEVICE = "device"
 """A label: the name of the device that the rank computes on."""
+
+# kind "machine": labels, and DEVICE; absent: not known
+HOST = "host"
+CPU = "cpu"
+"""The CPU's name."""
+CORES = "cores"
+"""How many the process may use."""
+PYTHON = "python"
+TORCH = "torch"
+CUDA = "cuda"
+BUILD = "build"
+"""The version of isthmus."""
+COMMIT = "commit"
+"""The git commit of the folder that holds the script."""
+CHANGED = "changed"
+"""`1`: files of that repository were changed since; `0`: none was."""
 
 # kind "entry"
 STATE_BYTES = "state_bytes"

@@ -9,7 +9,7 @@ import pytest
 from isthmus.orchestrator.core.journaled_run import JournaledRun
 from isthmus.orchestrator.core.model_flops import Done, Mfu, ModelFlops, ModelReport
 from isthmus.orchestrator.core.run_metrics import RunMetrics, summarise
-from isthmus.orchestrator.evidence.report.planned_mfu import planned_mfu
+from isthmus.orchestrator.evidence.report.planned_steps import planned_mfu
 from isthmus.protos import metrics
 from isthmus.topology.catalogue.accelerators import catalogue
 from isthmus.topology.spec.expected_devices import DEVICES, OWN_NAMES

@@ -113,7 +113,17 @@ def test_the_page_of_a_run_has_all_sections(tmp_path: Path) -> None:
     facts = facts_of(record_run(tmp_path, faults=FAULTS, job_overrides=("reduction.tree=star",)))
     text = page_of(facts)
     checked(text)
-    for title in ("Sites and links", "Where the time", "Timeline", "Loss", "Faults", "The plan"):
+    for title in (
+        "Tokens per second, and what each site did",
+        "What happened",
+        "Where the time",
+        "Step time over the run",
+        "Sites and links",
+        "Timeline",
+        "Loss",
+        "The plan",
+        "Hardware, software and arguments",
+    ):
         assert f"<h3>{title}" in text
     assert "star at virginia" in text
     assert "WAN emulated in user space (relay)" in text
@@ -136,12 +146,13 @@ def test_figures_follow_from_the_records(tmp_path: Path) -> None:
     assert (link.lost_packets, link.dropped_packets) == (32, 0)
     assert facts.links[-1].sent_bytes is None
     assert not facts.gaps
-    assert [fault.step for fault in facts.faults] == [10, 20, 30, 40]
-    assert [fault.where for fault in facts.faults] == [
+    assert [each.step for each in facts.happened] == [10, 20, 30, 40]
+    assert [each.mark for each in facts.happened] == [1, 2, 3, 4]
+    assert [each.where for each in facts.happened] == [
         "oregon → virginia",
         "virginia → oregon",
         "montreal",
-        "",
+        "everywhere",
     ]
     assert facts.num_timelines == 7
     assert json.loads(json.dumps(dataclasses.asdict(facts)))["plan"]["codec"] == "bf16-split"
@@ -151,11 +162,11 @@ def test_whom_the_others_waited_for_is_told(tmp_path: Path) -> None:
     folder = record_run(tmp_path, steps=40)
     facts = facts_of(folder)
     assert not facts.slow
-    assert "Whom the others waited for" not in page_of(facts)
+    assert "Slow, not hung" not in page_of(facts)
     period = SlowPeriod("oregon", 3, 30, num_steps=28, total_s=14.0, for_s=56.0, is_over=True)
-    facts = dataclasses.replace(facts, slow=(period,))
+    facts = dataclasses.replace(facts, slow=(period,), slow_times=((1.2, 12.0),))
     for text in (page_of(facts), markdown([facts], [])):
-        assert "Whom the others waited for" in text
+        assert "Slow, not hung" in text
         assert "500ms" in text
         assert "25%" in text
 
@@ -230,15 +241,16 @@ def test_nothing_is_learnt_from_modelled_compute(tmp_path: Path) -> None:
 
 def test_a_failed_run_says_why_and_where(tmp_path: Path) -> None:
     facts = facts_of(record_run(tmp_path, state="FAILED", reason="rank 1 was killed"))
-    assert facts.faults[-1].what == "RANK_KILLED"
-    assert facts.faults[-1].where == "montreal"
-    assert facts.faults[-1].step == 30
+    assert facts.happened[-1].what == "RANK_KILLED"
+    assert facts.happened[-1].where == "montreal"
+    assert facts.happened[-1].step == 30
+    assert facts.verdict.headline.startswith("Failed after 40 steps (RANK_KILLED).")
     text = page_of(facts)
     checked(text)
     assert "/logs/rank1.log" in text
 
 
-def test_a_switch_to_other_trees_stands_among_the_faults(tmp_path: Path) -> None:
+def test_a_switch_to_other_trees_stands_among_what_happened(tmp_path: Path) -> None:
     folder = record_run(tmp_path, faults=FAULTS)
     with Journal(folder.path) as journal:
         detail = {"plan": "2 weighted trees", "from_round": 12, "note": "from round 12 on"}
@@ -246,10 +258,10 @@ def test_a_switch_to_other_trees_stands_among_the_faults(tmp_path: Path) -> None
             "run.replanned", wall_s=ACTIVE_S + 5, generation=1, run_id="r1", detail=detail
         )
     facts = facts_of(folder)
-    assert [fault.what for fault in facts.faults][1] == "other trees: 2 weighted trees"
+    assert [each.what for each in facts.happened][1] == "from round 12 on"
     text = page_of(facts)
     checked(text)
-    assert "other trees: 2 weighted trees" in text
+    assert "from round 12 on" in text
 
 
 def test_status_summary_and_report_have_one_loss_when_a_site_was_lost(tmp_path: Path) -> None:
@@ -305,8 +317,8 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     text = page_of(facts, facts)
     checked(text)
     assert METRICS in text
-    assert "No site has told" in text
-    assert "No loss was told" in text
+    assert "No site reported" in text
+    assert "No loss was reported" in text
     assert facts.gaps[0].replace("_", "\\_") in markdown([facts], []).replace("\\#", "#")
 
 

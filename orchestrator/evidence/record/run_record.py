@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 from isthmus.orchestrator.client.run_reader import reading
 from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.core.model_flops import ModelFlops
-from isthmus.orchestrator.core.run_metrics import CountedSites, RunMetrics, read_back
+from isthmus.orchestrator.core.run_metrics import PARTS, CountedSites, RunMetrics, read_back
 from isthmus.orchestrator.documents import read_text
+from isthmus.orchestrator.evidence.record.step_series import StepSeries
 from isthmus.orchestrator.evidence.record.step_timelines import (
     StepTimeline,
     TimelineReader,
@@ -87,6 +88,12 @@ class RunRecord:
     """The links' samples, by source, target and gateway."""
     emulated: dict[tuple[str, str], list[EmulatedSample]] = field(default_factory=dict)
     """The emulator's samples, by source and target; empty where the WAN is real."""
+    step_tokens: dict[int, float] = field(default_factory=dict)
+    """Tokens of all sites in each step."""
+    step_figures: StepSeries = field(default_factory=StepSeries)
+    """The parts of steps, in a bounded number of points."""
+    machines: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    """What each site's first rank has said of its machine and code: labels of metrics.MACHINE."""
     timelines: list[StepTimeline] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)
@@ -167,6 +174,8 @@ def detail_of(event: control_pb2.Event) -> Mapping[str, Any]:
     return detail if isinstance(detail, dict) else {}
 
 
+STEP_FIGURES = (metrics.STEP_S, *PARTS)
+"""What is kept of every step."""
 MAX_SAMPLES = 20_000
 """The most samples kept of one link: once there are more, every second one is dropped. They are
 totals, so only detail is lost."""
@@ -181,7 +190,7 @@ class Measurements:
 
     def __init__(self, record: RunRecord) -> None:
         self._record = record
-        self._counted = CountedSites([_recorded(event) for event in record.events])
+        self._counted = CountedSites([recorded(event) for event in record.events])
         self._timelines = TimelineReader()
         self._evaluations: dict[int, float] = {}
         self._step_ends: dict[int, float] = {}
@@ -265,6 +274,12 @@ class Measurements:
         record.measured.add(site, kind, step, values, labels)
         if kind == metrics.STEP:
             self._step_ends.setdefault(step, wall_s)
+            tokens = record.step_tokens.get(step, 0.0) + values.get(metrics.SITE_TOKENS, 0.0)
+            record.step_tokens[step] = tokens
+            figures = {name: values[name] for name in STEP_FIGURES if name in values}
+            record.step_figures.add(step, wall_s, figures)
+        elif kind == metrics.MACHINE:
+            record.machines[site] = labels
         elif kind == metrics.EVALUATION and metrics.HELD_OUT_LOSS in values:
             self._evaluations[step] = values[metrics.HELD_OUT_LOSS]
         elif kind == metrics.LINK and metrics.SENT_BYTES in values:
@@ -325,7 +340,8 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _recorded(event: control_pb2.Event) -> RecordedEvent:
+def recorded(event: control_pb2.Event) -> RecordedEvent:
+    """Return an event as the journal has it."""
     return RecordedEvent(
         sequence=event.sequence,
         wall_s=event.wall_s,

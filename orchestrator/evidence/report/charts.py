@@ -168,6 +168,8 @@ _LABEL_PX = 16
 _UNITS = 10_000
 """Units of the paths' own coordinates, in both directions."""
 MAX_POINTS = 1000
+_THINNEST_SHADE = 0.003
+"""Share of the chart's width that can still be seen."""
 _MAX_LABEL = 22
 """Characters of a line's name beside it."""
 
@@ -198,6 +200,17 @@ class Mark:
 
     x: float
     words: str
+    name: str = ""
+    """What stands beside it; empty: its number, from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shade:
+    """A stretch of the x axis in which something lasted."""
+
+    begin: float
+    end: float
+    words: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +226,7 @@ class LineChart:
     y_text: Callable[[float], str]
     series: Sequence[Series]
     marks: Sequence[Mark] = field(default=())
+    shades: Sequence[Shade] = field(default=())
 
 
 def line_chart(spec: LineChart) -> Markup:
@@ -220,6 +234,7 @@ def line_chart(spec: LineChart) -> Markup:
     drawing = chart(
         spec.label,
         _HEIGHT_PX,
+        *(_shade(shade, spec.x) for shade in spec.shades),
         *_axes(spec),
         *(_mark(index, mark, spec.x) for index, mark in enumerate(spec.marks)),
         *(_line(series, spec) for series in spec.series),
@@ -256,6 +271,13 @@ def _axes(spec: LineChart) -> list[Markup]:
     return drawn
 
 
+def _shade(shade: Shade, scale: Scale) -> Markup:
+    height_px = _HEIGHT_PX - _LINES_AXIS_PX - 8
+    begin = scale(shade.begin)
+    width = max(_THINNEST_SHADE, scale(shade.end) - begin)
+    return _rect(begin, width, 8, height_px, "stall", shade.words)
+
+
 def _mark(index: int, mark: Mark, scale: Scale) -> Markup:
     x = percent(scale(mark.x))
     side, dx = ("end", -4) if scale(mark.x) > 0.7 else ("", 4)
@@ -263,7 +285,7 @@ def _mark(index: int, mark: Mark, scale: Scale) -> Markup:
         "g",
         element("title", mark.words),
         line(x, 8, x, _HEIGHT_PX - _LINES_AXIS_PX, "mark"),
-        words_at(x, 18, f"{index + 1}", f"mark-name {side}", dx=dx),
+        words_at(x, 18, mark.name or f"{index + 1}", f"mark-name {side}", dx=dx),
     )
 
 
@@ -318,6 +340,65 @@ def _end_labels(spec: LineChart) -> list[Markup]:
         text = words_at("100%", y - overflow + 4, words, "label wide", dx=8)
         drawn.append(element("g", text, class_=f"series {series.class_}"))
     return drawn
+
+
+_LANE_PX, _LANE_BAR_PX, _LANES_AXIS_PX = 34, 12, 26
+_LANE_NAME_MAX = 36
+
+
+@dataclass(frozen=True, slots=True)
+class LanePart:
+    """A stretch of a lane."""
+
+    begin: float
+    end: float
+    class_: str
+    """Its colour."""
+    words: str
+    is_thin: bool = False
+    """Drawn below the lane's bar, beside what else there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One row of a chart over time."""
+
+    name: str
+    parts: Sequence[LanePart]
+
+
+def lanes(
+    label: str,
+    rows: Sequence[Lane],
+    x: Scale,
+    x_text: Callable[[float], str],
+    marks: Sequence[Mark],
+) -> Markup:
+    """Draw rows of bars over one scale, as wide as a line chart's plot."""
+    height_px = len(rows) * _LANE_PX
+    drawn = []
+    for tick in x.ticks:
+        at = x(tick)
+        anchor = "end" if at > 0.97 else "mid" if at > 0.03 else ""
+        drawn.append(words_at(percent(at), height_px + 20, x_text(tick), f"tick {anchor}"))
+    for index, row in enumerate(rows):
+        top_px = index * _LANE_PX
+        drawn.append(
+            words_at(0, top_px + 12, shortened(row.name, _LANE_NAME_MAX), "name small-name")
+        )
+        for part in row.parts:
+            begin = max(0.0, x(part.begin))
+            width = min(1.0, x(part.end)) - begin
+            at_px = top_px + 16 + (_LANE_BAR_PX + 1 if part.is_thin else 0)
+            part_px = 4 if part.is_thin else _LANE_BAR_PX
+            drawn.append(_rect(begin, width, at_px, part_px, f"fill-{part.class_}", part.words))
+    for mark in marks:
+        place = percent(x(mark.x))
+        drawn.append(
+            element("g", element("title", mark.words), line(place, 0, place, height_px, "mark"))
+        )
+    drawing = chart(label, height_px + _LANES_AXIS_PX, *drawn, class_="lanes")
+    return element("div", drawing, class_="plot")
 
 
 PHASE_WORDS = {

@@ -38,21 +38,32 @@ def _run(facts: RunFacts) -> list[str]:
     if facts.reason_code:
         parts.append(f"**{_words(facts.reason_code)}** {_words(facts.reason)}")
     parts += [f"Not shown: {_words(gap)}." for gap in facts.gaps]
+    parts += _verdict(facts)
     parts.append(_headline(wording.headline(facts)))
+    if facts.happened:
+        parts += ["## What happened", _table(wording.event_columns(facts))]
     parts += ["## Where the time of a step went", _table(wording.split_columns(facts.sites))]
     if facts.slow:
-        parts += ["## Whom the others waited for", _table(wording.slow_columns(facts))]
+        parts += ["## Slow, not hung", _table(wording.slow_columns(facts))]
     if facts.links:
         parts += ["## Links", _table(wording.measured_links(facts))]
     parts += ["## Timeline of a step", _timelines(facts)]
     if facts.evaluations:
         rows = [[str(step), formats.loss(loss)] for step, loss in facts.evaluations]
         parts += ["## Held-out loss", _table(columns_of(["step", "loss"], rows, num_text=0))]
-    if facts.faults:
-        parts += ["## Faults", _table(wording.fault_columns(facts))]
     if plan := wording.plan_lines(facts):
         parts += ["## The plan", "\n".join(f"- {name}: {_words(words)}" for name, words in plan)]
+    parts += ["## Hardware, software and arguments", _table(wording.machine_columns(facts))]
+    parts.append(
+        "\n".join(f"- {name}: {_words(words)}" for name, words in wording.launch_lines(facts))
+    )
     return parts
+
+
+def _verdict(facts: RunFacts) -> list[str]:
+    found = facts.verdict
+    advice = [f"What would help: {_words(found.advice)}"] if found.advice else []
+    return [f"**{_words(found.headline)}**", *map(_words, found.details), *advice]
 
 
 def _timelines(facts: RunFacts) -> str:

@@ -6,14 +6,36 @@ Makes the figures of one run from its record. Pure.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from isthmus.orchestrator.core.model_flops import Mfu
 from isthmus.orchestrator.core.run_metrics import PARTS, SiteMetrics
 from isthmus.orchestrator.core.slow_sites import SlowPeriod
-from isthmus.orchestrator.evidence.record.run_record import RunRecord, detail_of
+from isthmus.orchestrator.evidence.record import run_timeline
+from isthmus.orchestrator.evidence.record.run_record import (
+    STEP_FIGURES,
+    RunRecord,
+    detail_of,
+    recorded,
+)
+from isthmus.orchestrator.evidence.record.run_timeline import SiteLane, Stall, StepEnd
 from isthmus.orchestrator.evidence.record.step_timelines import StepTimeline, choose
-from isthmus.orchestrator.evidence.report.planned_mfu import planned_mfu
+from isthmus.orchestrator.evidence.report.planned_steps import (
+    PlannedStep,
+    codec_steps_s,
+    planned_mfu,
+    planned_step,
+)
+from isthmus.orchestrator.evidence.report.verdict import (
+    LEAST_DELIVERED,
+    SlowLink,
+    SlowShare,
+    Verdict,
+    VerdictFacts,
+    verdict,
+)
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.egress import PRICE, Egress, egress_of, link_costs
 from isthmus.orchestrator.evidence.view.formats import known, ratio
@@ -76,25 +98,54 @@ class LinkFacts:
     """Packets that the emulator dropped because its queue was full."""
 
 
-@dataclass(frozen=True, slots=True)
-class NoteFacts:
-    """What people should know of the run beside its figures."""
-
-    wall_s: float
-    text: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaultFacts:
-    """Something that was done to the run, or that it died of."""
+class EventFacts:
+    """Something that happened to the run."""
 
     wall_s: float
-    active_s: float | None
+    at_s: float | None
     """Since the run was active."""
     step: int
     """The last one that was done by then."""
-    what: str
     where: str
+    """A site, or a link's direction; empty: the run as a whole."""
+    what: str
+    mark: int | None
+    """Its number on the charts, from 1; None: it is not drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts:
+    """What a site's first rank has said of its machine and code; empty is not known."""
+
+    site: str
+    num_ranks: int | None
+    host: str
+    device: str
+    """What it computes on, by its own name; `CPU` where that is the processor."""
+    cpu: str
+    cores: str
+    python: str
+    torch: str
+    build: str
+    """The version of isthmus."""
+    commit: str
+    is_changed: bool
+    """Files of the repository were changed since the commit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFacts:
+    """What was launched; empty is not known."""
+
+    job: str
+    """Path of the job file where it was launched."""
+    topology: str
+    script: str
+    """Empty: the trainer that ships."""
+    arguments: tuple[str, ...]
+    overrides: tuple[str, ...]
+    """Each --set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +202,21 @@ class RunFacts:
     links: tuple[LinkFacts, ...]
     losses: tuple[tuple[int, float], ...]
     evaluations: tuple[tuple[int, float], ...]
-    faults: tuple[FaultFacts, ...]
+    verdict: Verdict
+    planned_step_s: float | None
+    """As the step model predicts it; None: it cannot."""
+    pace: tuple[tuple[float, float], ...]
+    """Seconds since the run was active, and tokens a second of all sites; steps a second where no
+    tokens are counted."""
+    stalls: tuple[Stall, ...]
+    lanes: tuple[SiteLane, ...]
+    step_figures: dict[str, Any]
+    """Parts of steps over the run, as StepSeries has them in columns."""
+    happened: tuple[EventFacts, ...]
+    num_happened: int
+    """How many there were; the newest stand above."""
+    machines: tuple[MachineFacts, ...]
+    launched: LaunchFacts
     plan: PlanFacts | None
     emulator: str
     """`relay` or `netns`; empty: nothing was emulated."""
@@ -161,7 +226,6 @@ class RunFacts:
     """Steps whose buckets were kept."""
     timelines: tuple[StepTimeline, ...]
     """The timelines of steps, at most MAX_STEPS of them."""
-    notes: tuple[NoteFacts, ...]
     slow: tuple[SlowPeriod, ...]
     """When which site has kept the others waiting."""
     gaps: tuple[str, ...]
@@ -171,6 +235,8 @@ class RunFacts:
     """Whether tokens are some: not of a script that counts none."""
     noise_scale_tokens: float | None = None
     """orchestrator/core/noise_scale.py; None: the job does not ask for it."""
+    slow_times: tuple[tuple[float, float], ...] = ()
+    """From when to when each period of `slow` was, in seconds since the run was active."""
 
 
 def run_facts(record: RunRecord) -> RunFacts:
@@ -178,9 +244,16 @@ def run_facts(record: RunRecord) -> RunFacts:
     run, measured = record.run, record.measured
     active_s = run.active_s or None
     verified_steps = known(run.totals, "verified_steps")
-    planned = (
-        {} if not (record.job and record.topology) else planned_mfu(record.job, record.topology)
-    )
+    job, topology = record.job, record.topology
+    planned: dict[str, float] = {}
+    codec_steps: dict[str, float] = {}
+    step: PlannedStep | None = None
+    if job is not None and topology is not None:
+        planned, step = planned_mfu(job, topology), planned_step(job, topology)
+        codec_steps = codec_steps_s(job, topology)
+    ends = _step_ends(record)
+    stalls = _stalls(record, ends)
+    happened = _happened(record)
     sites = tuple(
         _site(
             name,
@@ -234,23 +307,29 @@ def run_facts(record: RunRecord) -> RunFacts:
         links=links,
         losses=losses,
         evaluations=tuple(record.evaluations),
-        faults=_faults(record),
+        verdict=verdict(_verdict_facts(record, sites, links, step, stalls, codec_steps)),
+        planned_step_s=None if step is None else step.step_s,
+        pace=tuple(run_timeline.pace(ends)),
+        stalls=stalls,
+        lanes=_lanes(record, ends),
+        step_figures=record.step_figures.to_json(STEP_FIGURES),
+        happened=happened[-MAX_EVENTS:],
+        num_happened=len(happened),
+        machines=_machines(record, sites),
+        launched=_launched(record),
         plan=_plan(record, gaps),
         emulator=_told(record, "wan.emulated", "emulator"),
         emulator_note=_told(record, "wan.fallback", "note"),
         num_timelines=len(record.timelines),
         timelines=tuple(choose(record.timelines)),
-        notes=tuple(
-            NoteFacts(each.wall_s, each.text)
-            for each in run.noted
-            if each.kind
-            not in {
-                "wan.fallback",
-                "run.stopping",
-                "run.ended",
-            }  # these stand elsewhere on the page
-        ),
         slow=tuple(measured.slow),
+        slow_times=tuple(
+            (
+                run_timeline.at_step(ends, each.since_step) or 0.0,
+                run_timeline.at_step(ends, each.last_step) or 0.0,
+            )
+            for each in measured.slow
+        ),
         gaps=tuple(gaps),
     )
 
@@ -337,31 +416,223 @@ def _link(
     )
 
 
-def _faults(record: RunRecord) -> tuple[FaultFacts, ...]:
-    """Return changes of the emulated WAN, switches to other trees, and of what a run ended ill."""
-    began = next((event.wall_s for event in record.events if event.kind == "run.active"), None)
-    told = [(fault.wall_s, fault.what, fault.where) for fault in record.faults]
-    told += [
-        (event.wall_s, f"other trees: {detail_of(event).get('plan', '')}", "all sites")
-        for event in record.events
-        if event.kind == "run.replanned"
+def _active_wall_s(record: RunRecord) -> float | None:
+    return next((event.wall_s for event in record.events if event.kind == "run.active"), None)
+
+
+def _step_ends(record: RunRecord) -> list[StepEnd]:
+    """Return when each step ended, since the run was active."""
+    active_s = _active_wall_s(record)
+    if active_s is None:
+        return []
+    counts = record.measured.counts_tokens is not False
+    return [
+        StepEnd(wall_s - active_s, step, record.step_tokens.get(step, 0.0) if counts else 1.0)
+        for wall_s, step in record.step_ends
     ]
-    told.sort(key=lambda each: each[0])
-    run = record.run
+
+
+def _stalls(record: RunRecord, ends: Sequence[StepEnd]) -> tuple[Stall, ...]:
+    active_s = _active_wall_s(record) or 0.0
+    events = [(event.wall_s - active_s, event.kind, event.site) for event in record.events]
+    evaluated = (step + 1 for step, _ in record.evaluations)
+    return run_timeline.stalls(ends, events, evaluated)
+
+
+def _lanes(record: RunRecord, ends: Sequence[StepEnd]) -> tuple[SiteLane, ...]:
+    active_s = _active_wall_s(record)
+    if active_s is None:
+        return ()
+    known_s = max((event.wall_s for event in record.events), default=active_s)
+    if ends:
+        known_s = max(known_s, active_s + ends[-1].at_s)
+    end_s = record.run.ended_wall_s or known_s
+    events = [recorded(event) for event in record.events]
+    return run_timeline.lanes(events, record.sites, active_s, end_s)
+
+
+_MARKED = {
+    "site.lost": "lost",
+    "site.dropped": "dropped",
+    "site.returned": "takes part again",
+    "run.replanned": "other trees",
+}
+"""Events that are drawn on the charts, and words for one that has none of its own."""
+_ELSEWHERE = frozenset({"wan.fallback", "run.stopping", "run.ended"})
+"""Kinds of notes that stand elsewhere on the page."""
+MAX_EVENTS = 100
+
+
+def _happened(record: RunRecord) -> tuple[EventFacts, ...]:
+    """Return what happened, in order: to the emulated WAN, to sites, and of what the run ended."""
+    active_s, run = _active_wall_s(record), record.run
+    told = [
+        (fault.wall_s, fault.where or "everywhere", fault.what, True) for fault in record.faults
+    ]
+    for event in record.events:
+        if event.kind in _MARKED:
+            detail = detail_of(event)
+            words = str(detail.get("note") or detail.get("message") or _MARKED[event.kind])
+            told.append((event.wall_s, event.site, words, True))
+    told += [
+        (each.wall_s, each.site, each.text, False)
+        for each in run.noted
+        if each.kind not in _MARKED.keys() | _ELSEWHERE
+    ]
     if run.state == control_pb2.RUN_STATE_FAILED:
-        ended = next(
-            (event.wall_s for event in record.events if event.kind == "run.stopping"), None
+        stopped = (event.wall_s for event in record.events if event.kind == "run.stopping")
+        told.append((next(stopped, run.ended_wall_s), run.failure.site, run.reason_code, True))
+    told.sort(key=lambda each: each[0])
+    found, num_marks = [], 0
+    for wall_s, where, what, is_marked in told:
+        num_marks += is_marked
+        found.append(
+            EventFacts(
+                wall_s=wall_s,
+                at_s=None if active_s is None else wall_s - active_s,
+                step=record.step_at(wall_s),
+                where=where,
+                what=what,
+                mark=num_marks if is_marked else None,
+            )
         )
-        told.append((ended or run.ended_wall_s, run.reason_code, run.failure.site))
-    return tuple(
-        FaultFacts(
-            wall_s=wall_s,
-            active_s=None if began is None else wall_s - began,
-            step=record.step_at(wall_s),
-            what=what,
-            where=where,
+    return tuple(found)
+
+
+def _machines(record: RunRecord, sites: Sequence[SiteFacts]) -> tuple[MachineFacts, ...]:
+    hosts = {site.site: site.host for site in record.run.sites}
+    found = []
+    for site in sites:
+        said = record.machines.get(site.site, {})
+        found.append(
+            MachineFacts(
+                site=site.site,
+                num_ranks=site.num_ranks,
+                host=said.get(metrics.HOST) or hosts.get(site.site, ""),
+                device=said.get(metrics.DEVICE, ""),
+                cpu=said.get(metrics.CPU, ""),
+                cores=said.get(metrics.CORES, ""),
+                python=said.get(metrics.PYTHON, ""),
+                torch=said.get(metrics.TORCH, ""),
+                build=said.get(metrics.BUILD, ""),
+                commit=said.get(metrics.COMMIT, ""),
+                is_changed=said.get(metrics.CHANGED) == "1",
+            )
         )
-        for wall_s, what, where in told
+    return tuple(found)
+
+
+def _launched(record: RunRecord) -> LaunchFacts:
+    submitted = (each for each in record.events if each.kind == "run.submitted")
+    detail = next(map(detail_of, submitted), {})
+    job = record.job
+    overrides = [
+        *(detail.get("topology_overrides") or ()),
+        *(detail.get("job_overrides") or ()),
+    ]
+    return LaunchFacts(
+        job=str(detail.get("job_source", "")),
+        topology=str(detail.get("topology_source", "")),
+        script="" if job is None or job.entrypoint is None else job.entrypoint,
+        arguments=() if job is None else tuple(job.arguments),
+        overrides=tuple(map(str, overrides)),
+    )
+
+
+def _verdict_facts(
+    record: RunRecord,
+    sites: Sequence[SiteFacts],
+    links: Sequence[LinkFacts],
+    planned: PlannedStep | None,
+    stalls: Sequence[Stall],
+    codec_steps: Mapping[str, float],
+) -> VerdictFacts:
+    """Return what the verdict rests on: means over sites, and the busiest link."""
+    run, job, steps = record.run, record.job, record.measured.last_step
+    timed = [site for site in sites if site.step_s]
+
+    def mean(part: str) -> float:
+        return math.fsum(site.parts_s[part] for site in timed) / len(timed) if timed else 0.0
+
+    busiest = max(links, key=_bytes_s, default=None)
+    described = None
+    if busiest is not None and record.topology is not None:
+        described = record.topology.link(busiest.source, busiest.target)
+    lost_s = [each.length_s for each in stalls if each.cause.endswith("lost")]
+    return VerdictFacts(
+        state=formats.run_state(run),
+        reason_code=run.reason_code,
+        steps=steps,
+        active_s=run.active_s or None,
+        step_s=math.fsum(site.step_s or 0.0 for site in timed) / len(timed) if timed else None,
+        compute_s=mean(metrics.COMPUTE_S) + mean(metrics.INTRA_S),
+        exposed_s=mean(metrics.EXPOSED_INTER_S),
+        wait_s=mean(metrics.WAIT_S),
+        hidden_s=math.fsum(site.hidden_inter_s or 0.0 for site in timed) / max(1, len(timed)),
+        planned_step_s=None if planned is None else planned.step_s,
+        planned_compute_s=None if planned is None else planned.compute_s,
+        codec_steps_s=codec_steps,
+        codec="" if job is None or job.exchange.codecs else job.exchange.codec,
+        bytes_s=_bytes_s(busiest) / steps if busiest is not None and steps else None,
+        busiest_link=f"{busiest.source} → {busiest.target}" if busiest is not None else "",
+        link_share=described.share if described is not None else 1.0,
+        slow_link=_slow_link(record, links),
+        slow=_slowest(record),
+        is_sync=job is None or job.regime.is_sync,
+        num_stalls=len(stalls),
+        stalled_s=math.fsum(each.length_s for each in stalls),
+        stalled_by_loss_s=math.fsum(lost_s),
+        num_losses=sum(event.kind == "site.lost" for event in record.events),
+        detect_within_s=record.topology.failure.detect_within_s if record.topology else None,
+    )
+
+
+def _bytes_s(link: LinkFacts) -> float:
+    """Return how long a link's bytes of the run keep it busy at its described rate."""
+    return ratio(link.sent_bytes, link.configured_bytes_per_s) or 0.0
+
+
+_LEAST_LIMITED_S = 2.0
+_LEAST_LIMITED = 0.05
+"""A link was the limit for at least so long, and for such a share of the run, or says nothing."""
+
+
+def _slow_link(record: RunRecord, links: Sequence[LinkFacts]) -> SlowLink | None:
+    """Return the link that carried least of what is described while it was the limit."""
+    found = []
+    for link in links:
+        latest = record.measured.links.get((link.source, link.target), {})
+        limited_s = known(latest, metrics.LIMITED_S) or 0.0
+        least_s = max(_LEAST_LIMITED_S, _LEAST_LIMITED * record.run.active_s)
+        delivered = ratio(known(latest, metrics.LIMITED_BYTES), limited_s)
+        part = ratio(delivered, link.configured_bytes_per_s)
+        if part is not None and limited_s >= least_s and part < LEAST_DELIVERED:
+            found.append((part, delivered, link))
+    if not found:
+        return None
+    _, delivered, link = min(found, key=lambda each: each[0])
+    return SlowLink(
+        way=f"{link.source} → {link.target}",
+        delivered_bytes_per_s=delivered or 0.0,
+        described_bytes_per_s=link.configured_bytes_per_s or 0.0,
+    )
+
+
+def _slowest(record: RunRecord) -> SlowShare | None:
+    """Return which site cost the others most, over all of its periods."""
+    by_site: dict[str, list[SlowPeriod]] = {}
+    for each in record.measured.slow:
+        by_site.setdefault(each.site, []).append(each)
+    if not by_site:
+        return None
+    site, periods = max(by_site.items(), key=lambda each: sum(one.total_s for one in each[1]))
+    num_steps = sum(each.num_steps for each in periods)
+    total_s, for_s = sum(each.total_s for each in periods), sum(each.for_s for each in periods)
+    return SlowShare(
+        who=f"site {site}",
+        num_steps=num_steps,
+        cost_s=total_s / num_steps if num_steps else 0.0,
+        share=total_s / for_s if for_s else 0.0,
     )
 
 

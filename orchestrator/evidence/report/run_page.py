@@ -34,11 +34,24 @@ from isthmus.orchestrator.evidence.report.html import (
     tiles,
 )
 from isthmus.orchestrator.evidence.report.html import facts as fact_list
+from isthmus.orchestrator.evidence.report.run_charts import (
+    LANE_WORDS,
+    TimeAxis,
+    busy_first,
+    longest_shown,
+    pace_chart,
+    site_lanes,
+    step_chart,
+    step_marks,
+    step_parts,
+    time_marks,
+)
 from isthmus.orchestrator.evidence.report.run_facts import RunFacts, SiteFacts
 from isthmus.orchestrator.evidence.report.sitemap import site_map
 from isthmus.orchestrator.evidence.report.wording import PART_CLASSES
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.fitting_table import Column, columns_of
+from isthmus.protos import metrics
 
 _COLOURS = 6
 """Line colours of the style sheet; more lines than that use them again."""
@@ -62,21 +75,24 @@ def run_article(facts: RunFacts, prefix: str, level: str = "h2") -> Markup:
             class_="meta",
         ),
         _reason(facts),
+        _verdict(facts),
         tiles(headline) if (headline := wording.headline(facts)) else None,
         join(*(missing(f"Not shown: {gap}.") for gap in facts.gaps)),
-        _places(facts),
+        _over_time(facts),
+        _happened(facts),
         _split(
             facts.sites,
-            "The mean of each site's steps. The thin line is WAN time that backward hid: it took "
-            "no time. MFU: model FLOPs a second, over the accelerators' peak; est., at 6 FLOPs a "
-            "token and parameter; planned, what the step model predicts.",
+            "The mean over each site's steps. The thin line is WAN time that the backward pass hid, "
+            "at no cost. MFU is model FLOPs per second over the accelerators' peak; “est.” assumes "
+            "6 FLOPs per token and parameter; “planned” is the step model's prediction.",
         ),
+        _over_steps(facts),
         _slow(facts),
+        _places(facts),
         _timeline(facts, prefix),
         _losses(facts),
-        _faults(facts),
-        _notes(facts),
         _plan(facts),
+        _machines(facts),
         id=prefix,
     )
 
@@ -99,7 +115,9 @@ def comparison(runs: Sequence[RunFacts]) -> Markup:
         element("h2", "Side by side"),
         table(wording.comparison(runs)),
         _split(slowest, "The mean step of each run's slowest site."),
-        section("Training loss", _curves(curves, [], "Training loss over steps, a line a run")),
+        section(
+            "Training loss", _curves(curves, [], "Training loss over steps, a line a run", "loss")
+        ),
     )
 
 
@@ -122,6 +140,107 @@ def _reason(facts: RunFacts) -> Markup | None:
     )
 
 
+def _verdict(facts: RunFacts) -> Markup:
+    found = facts.verdict
+    return element(
+        "div",
+        element("p", found.headline, class_="headline"),
+        *(element("p", words) for words in found.details),
+        element("p", element("strong", "What would help: "), found.advice)
+        if found.advice
+        else None,
+        class_=f"verdict {found.grade}",
+    )
+
+
+def _over_time(facts: RunFacts) -> Markup:
+    """Return the run over the wall clock: its pace with stalls and losses, and its sites."""
+    unit = wording.pace_unit(facts)
+    title = f"{unit.capitalize()} per second, and what each site did"
+    if not facts.pace:
+        return section(title, missing("Too few steps were completed."))
+    end_s = max([facts.pace[-1][0], *(part.end_s for site in facts.lanes for part in site.phases)])
+    axis = TimeAxis(end_s)
+    marks = time_marks(facts.happened, axis)
+    shown, num_left = busy_first(facts.lanes, facts.slow)
+    left = f" {num_left} more sites trained throughout." if num_left else ""
+    slow = [(each, *times) for each, times in zip(facts.slow, facts.slow_times, strict=True)]
+    return section(
+        title,
+        element(
+            "div",
+            figure(
+                pace_chart(facts.pace, unit, facts.stalls, axis, marks),
+                table(wording.pace_columns(facts)),
+                note=wording.pace_note(facts),
+            ),
+            element(
+                "figure",
+                key(LANE_WORDS),
+                site_lanes(shown, slow, axis, marks),
+                element("figcaption", f"{axis.title[0].upper()}{axis.title[1:]}.{left}"),
+            ),
+            class_="whole",
+        ),
+    )
+
+
+def _over_steps(facts: RunFacts) -> Markup | None:
+    """Return the parts of steps over the run."""
+    columns = facts.step_figures
+    if len(columns["step"]) < 2 or not step_parts(columns):
+        return None
+    longest_s = longest_shown(columns)
+    series = step_parts(columns, longest_s)
+    cut = max(each or 0.0 for each in columns[metrics.STEP_S]["mean"]) > longest_s
+    note = f"The mean over sites; each point is {wording.points_of(columns)}."
+    if cut:
+        note += f" Steps longer than {formats.duration(longest_s)} are cut off; the table has them."
+    chart = step_chart(
+        "Step time and its parts over steps",
+        "step time",
+        series,
+        step_marks(facts.happened),
+        low=0.0,
+        y_text=lambda y: formats.duration(y) if y else "0",
+    )
+    return section(
+        "Step time over the run",
+        figure(
+            element("div", chart, class_="stacked whole"),
+            table(wording.step_columns(columns)),
+            key=key({PART_CLASSES[name]: words for name, words in PARTS.items()}),
+            note=note,
+        ),
+    )
+
+
+def _happened(facts: RunFacts) -> Markup | None:
+    if not facts.happened:
+        return None
+    more = facts.num_happened - len(facts.happened)
+    return section(
+        "What happened",
+        element("div", table(wording.event_columns(facts)), class_="events"),
+        missing(f"And {more} earlier: `isthmus events {facts.run_id}` lists all.")
+        if more
+        else None,
+        lead="Numbers are those of the dotted lines on the charts.",
+    )
+
+
+def _machines(facts: RunFacts) -> Markup:
+    rows = wording.machine_columns(facts)
+    warning = wording.unlike_commits(facts)
+    return section(
+        "Hardware, software and arguments",
+        table(rows),
+        missing(warning) if warning else None,
+        fact_list(wording.launch_lines(facts)),
+        lead="As each site's first rank reported it.",
+    )
+
+
 def _places(facts: RunFacts) -> Markup:
     links = table(wording.measured_links(facts), "Directed links, over the whole run")
     if len(facts.sites) < 2:
@@ -130,15 +249,15 @@ def _places(facts: RunFacts) -> Markup:
         "Sites and links",
         element("figure", site_map(facts.sites, facts.links)),
         links,
-        lead="Each direction of a link, by its use: throughput while it was busy, over what is "
-        "configured. The figure on a link is the busier direction's.",
+        lead="Each direction of a link by its use: throughput while it was busy, as a share of "
+        "the configured bandwidth. The figure on a link is its busier direction's.",
     )
 
 
 def _split(sites: Sequence[SiteFacts], note: str) -> Markup:
     told = [site for site in sites if site.step_s]
     if not told:
-        words = "No site has told the time of a step."
+        words = "No site reported the time of a step."
         return section("Where the time of a step went", missing(words))
     bars = [
         Bar(
@@ -202,8 +321,8 @@ def _timeline(facts: RunFacts, prefix: str) -> Markup:
         title,
         key(entries),
         element("div", chooser, *panels, data_steps=True),
-        lead="A row a bucket, numbered as backward hands them over. What lies on the shade was "
-        f"hidden behind backward; what lies right of it, the step waited for.{shown}",
+        lead="One row per bucket, numbered in the order of the backward pass. What lies on the shade "
+        f"was hidden behind it; for what lies to the right, the step waited.{shown}",
     )
 
 
@@ -217,13 +336,14 @@ def _losses(facts: RunFacts) -> Markup:
     if facts.evaluations:
         end = formats.loss(facts.evaluations[-1][1])
         series.append(Series("held-out", "c1", facts.evaluations, end, dots=True))
-    marks = [Mark(fault.step, f"{fault.what} {fault.where}") for fault in facts.faults]
-    return section("Loss", _curves(series, marks, "Training and held-out loss over steps"))
+    marks = step_marks(facts.happened)
+    words = "Training and held-out loss over steps"
+    return section("Loss", _curves(series, marks, words, wording.loss_title(facts)))
 
 
-def _curves(series: Sequence[Series], marks: Sequence[Mark], label: str) -> Markup:
+def _curves(series: Sequence[Series], marks: Sequence[Mark], label: str, y_title: str) -> Markup:
     if not series:
-        return missing("No loss was told: a step is counted once all sites have told theirs.")
+        return missing("No loss was reported: a step counts once every site has reported its own.")
     points = [point for each in series for point in each.points]
     last = max(max(x for x, _ in points), max((mark.x for mark in marks), default=0.0))
     spec = LineChart(
@@ -231,14 +351,14 @@ def _curves(series: Sequence[Series], marks: Sequence[Mark], label: str) -> Mark
         x=linear(min(min(x for x, _ in points), 0.0), last, 6),
         y=rounded(min(y for _, y in points), max(y for _, y in points), 5),
         x_title="step",
-        y_title="loss, nats a byte",
+        y_title=y_title,
         x_text=lambda x: f"{x:g}",
         y_text=lambda y: f"{y:g}",
         series=series,
         marks=marks,
     )
     rows = [[each.name, f"{x:g}", formats.loss(y)] for each in series for x, y in _few(each.points)]
-    note = "The dotted lines are the numbered faults below." if marks else ""
+    note = "The dotted lines are the numbered events above." if marks else ""
     return figure(line_chart(spec), table(columns_of(["curve", "step", "loss"], rows)), note=note)
 
 
@@ -248,32 +368,15 @@ def _few(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]
     return [*points[:-1:stride], points[-1]]
 
 
-def _faults(facts: RunFacts) -> Markup | None:
-    if not facts.faults:
-        return None
-    lead = (
-        "Changes that were made to the emulated WAN, switches to other trees, "
-        "and what the run ended of."
-    )
-    return section("Faults", table(wording.fault_columns(facts)), lead=lead)
-
-
 def _slow(facts: RunFacts) -> Markup | None:
     if not facts.slow:
         return None
     columns = table(wording.slow_columns(facts))
-    return section("Whom the others waited for", columns, lead=wording.SLOW_LEAD)
-
-
-def _notes(facts: RunFacts) -> Markup | None:
-    if not facts.notes:
-        return None
-    lead = "Sites that were lost or came back, checkpoints that failed, and what else was noted."
-    return section("What happened", table(wording.note_columns(facts)), lead=lead)
+    return section("Slow, not hung", columns, lead=wording.SLOW_LEAD)
 
 
 def _plan(facts: RunFacts) -> Markup:
     lines = wording.plan_lines(facts)
     if not lines:
         return section("The plan", missing("It follows from the job and the topology: see above."))
-    return section("The plan", fact_list(lines), lead="How gradients crossed, and why so.")
+    return section("The plan", fact_list(lines), lead="How gradients crossed the WAN, and why.")

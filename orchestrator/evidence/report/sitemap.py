@@ -57,7 +57,9 @@ def lay_out(sites: Sequence[SiteFacts]) -> Layout:
 
 
 def _circle(names: Sequence[str]) -> Layout:
-    """Return a circle that begins at the top and goes clockwise."""
+    """Return a circle that begins at the top and goes clockwise; two sites lie side by side."""
+    if len(names) == 2:
+        return Layout({names[0]: (0.25, 0.5), names[1]: (0.75, 0.5)})
     places = {}
     for index, name in enumerate(names):
         angle = 2 * math.pi * index / len(names) - math.pi / 2
@@ -152,7 +154,7 @@ def site_map(
         *drawn,
         role="img",
         aria_label=f"Sites {kind}, with the links between them",
-        class_="chart map",
+        class_="chart map" if layout.is_map or len(sites) > 2 else "chart map flat",
         width="100%",
     )
     return join(key(_KEY, "links-key"), drawing)

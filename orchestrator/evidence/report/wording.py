@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from isthmus.orchestrator.core.run_metrics import PARTS
 from isthmus.orchestrator.evidence.bench.bench_tables import EMULATORS
-from isthmus.orchestrator.evidence.report.run_facts import RunFacts, SiteFacts
+from isthmus.orchestrator.evidence.report.run_facts import MachineFacts, RunFacts, SiteFacts
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.fitting_table import Column, columns_of
 from isthmus.orchestrator.evidence.view.formats import show
 from isthmus.orchestrator.evidence.view.live import link_columns
 from isthmus.protos import metrics
+from isthmus.topology.spec.expected_devices import NO_DEVICE
 
 DEFINITIONS = (
     (
-        "Tokens a second",
-        "tokens of the run over the time that the slowest site's steps took. Starting is left out; "
+        "Tokens per second",
+        "the run's tokens over the time that the slowest site's steps took. Start-up is left out; "
         "an evaluation belongs to the step after it.",
     ),
     (
         "Exposed",
-        "the part of crossing the WAN that a step waited for. What crossed while backward still "
-        "computed is hidden, and no part of the step.",
+        "the time that a step waited for data to cross the WAN. What crossed during the backward "
+        "pass is hidden, and no part of the step.",
     ),
     (
         "Throughput, use",
@@ -99,18 +102,18 @@ def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
     )
     of_peak = "of all accelerators' peak"
     if facts.mfu_is_estimate:
-        of_peak += ", at 6 FLOPs a token and parameter"
+        of_peak += ", at 6 FLOPs per token and parameter"
     steps_per_s = formats.ratio(1.0, facts.step_s)
     pace = (
-        ("tokens a second", show(facts.tokens_per_s, formats.count), spent)
+        ("tokens per second", show(facts.tokens_per_s, formats.count), spent)
         if facts.counts_tokens
-        else ("steps a second", show(steps_per_s, formats.count), spent)
+        else ("steps per second", show(steps_per_s, formats.count), spent)
     )
     found = [
         pace,
         ("MFU", _mfu(facts), of_peak),
-        ("a step", show(facts.step_s, formats.duration), "mean of the slowest site"),
-        ("WAN, exposed", show(facts.exposed_share, formats.share), "of the steps' time"),
+        ("step time", show(facts.step_s, formats.duration), "mean of the slowest site"),
+        ("exposed WAN time", show(facts.exposed_share, formats.share), "of all steps' time"),
         ("held-out loss", show(facts.held_out_loss, formats.loss), loss_below),
         ("training loss", show(facts.last_loss if learns else None, formats.loss), fell),
         ("sent over the WAN", show(facts.sent_bytes, formats.size), ratio),
@@ -125,7 +128,8 @@ def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
             below += f"; {comparison}"
         found.append(("egress", formats.dollars(egress.usd), below))
     if facts.verified_steps:
-        found.append(("parameters equal", str(facts.verified_steps), "steps checked, bit for bit"))
+        checks = f"after {facts.verified_steps} steps, compared bit for bit"
+        found.append(("parameters at all sites", "identical", checks))
     return [entry for entry in found if entry[1] != formats.UNKNOWN]
 
 
@@ -192,8 +196,8 @@ def plan_lines(facts: RunFacts) -> list[tuple[str, str]]:
     if plan is None:
         return []
     schedules = {
-        "overlap": "buckets cross while backward goes on",
-        "serial": "buckets cross once backward has ended: for measuring what overlap is worth",
+        "overlap": "buckets cross while the backward pass goes on",
+        "serial": "buckets cross after the backward pass, to measure what overlap is worth",
         "off": "nothing crosses: each site trains by itself",
     }
     verified = f"every {plan.verify_every} steps" if plan.verify_every else "never"
@@ -208,7 +212,7 @@ def plan_lines(facts: RunFacts) -> list[tuple[str, str]]:
             f"{formats.size(plan.bucket_bytes)} of gradients start crossing together, "
             f"in chunks of {formats.size(plan.chunk_bytes)}",
         ),
-        ("connections a link", str(plan.channels_per_link or "as many as it takes")),
+        ("connections per link", str(plan.channels_per_link or "as many as it takes")),
         (
             "compute",
             "modelled: a step takes the topology's time"
@@ -225,24 +229,150 @@ def _wan(facts: RunFacts) -> str:
     return f"{about}. {facts.emulator_note}" if facts.emulator_note else about
 
 
-def fault_columns(facts: RunFacts) -> list[Column]:
-    """Return what was done to the run, in the order of the marks on the curves."""
+def pace_unit(facts: RunFacts) -> str:
+    """Return what the pace counts: a script that counts no tokens has steps."""
+    return "tokens" if facts.counts_tokens else "steps"
+
+
+def pace_note(facts: RunFacts) -> str:
+    """Return what the chart of the pace shows beside it."""
+    words = "The mean over equal intervals of time"
+    if not facts.stalls:
+        return f"{words}. The run never stood still."
+    total = formats.duration(sum(each.length_s for each in facts.stalls))
+    number = len(facts.stalls)
+    times = "once" if number == 1 else f"{number} times"
+    return f"{words}. Shaded: the run stood still {times}, for {total} in all."
+
+
+def pace_columns(facts: RunFacts) -> list[Column]:
+    """Return some dozens of the pace's points, and the stalls."""
+    points = facts.pace
+    stride = -(-len(points) // 40)
+    rows = [
+        [formats.duration(at_s), formats.count(amount)]
+        for at_s, amount in [*points[:-1:stride], points[-1]]
+    ]
+    return columns_of(["after", f"{pace_unit(facts)} per second"], rows)
+
+
+def points_of(columns: Mapping[str, Any]) -> str:
+    """Return how many steps a point of a series has."""
+    return "one step" if columns["width"] == 1 else f"the mean of {columns['width']} steps"
+
+
+def step_columns(columns: Mapping[str, Any]) -> list[Column]:
+    """Return the parts of some dozens of steps, and the longest of each point."""
+    steps = columns["step"]
+    none = [None] * len(steps)
+    stride = max(1, -(-len(steps) // 40))
     rows = [
         [
-            str(number),
-            fault.what,
-            fault.where or "everywhere",
-            show(fault.active_s, formats.duration),
-            str(fault.step),
+            str(steps[at]),
+            *(
+                show((columns.get(name, {}).get("mean") or none)[at], formats.duration)
+                for name in PARTS
+            ),
+            show(columns[metrics.STEP_S]["max"][at], formats.duration),
         ]
-        for number, fault in enumerate(facts.faults, start=1)
+        for at in range((len(steps) - 1) % stride, len(steps), stride)
     ]
-    return columns_of(["mark", "what", "where", "after", "step"], rows, num_text=3)
+    return columns_of(["step", *PARTS.values(), "longest step"], rows)
+
+
+def event_columns(facts: RunFacts) -> list[Column]:
+    """Return what happened, with the number of each mark on the charts."""
+    rows = [
+        [
+            "" if each.mark is None else str(each.mark),
+            formats.clock(each.wall_s),
+            show(each.at_s if each.at_s is None or each.at_s >= 0 else None, formats.duration),
+            str(each.step),
+            formats.words(each.where),
+            formats.words(each.what),
+        ]
+        for each in facts.happened
+    ]
+    headings = ["mark", "time", "after", "step", "where", "what"]
+    return columns_of(headings, rows, num_text=6)
+
+
+def machine_columns(facts: RunFacts) -> list[Column]:
+    """Return what each site ran on; what no site reported is left out."""
+    rows = [
+        [
+            each.site,
+            each.host or formats.UNKNOWN,
+            show(each.num_ranks, str),
+            _device(each) or formats.UNKNOWN,
+            each.cores or formats.UNKNOWN,
+            each.python or formats.UNKNOWN,
+            each.torch or formats.UNKNOWN,
+            each.build or formats.UNKNOWN,
+            _commit(each) or formats.UNKNOWN,
+        ]
+        for each in facts.machines
+    ]
+    headings = [
+        "site",
+        "host",
+        "ranks",
+        "device",
+        "cores",
+        "Python",
+        "PyTorch",
+        "isthmus",
+        "commit",
+    ]
+    return columns_of(headings, rows, num_text=9)
+
+
+def _device(machine: MachineFacts) -> str:
+    return machine.cpu if machine.device in {"", NO_DEVICE} else machine.device
+
+
+def _commit(machine: MachineFacts) -> str:
+    changed = " + changes" if machine.is_changed else ""
+    return f"{machine.commit[:_COMMIT_DIGITS]}{changed}" if machine.commit else ""
+
+
+_COMMIT_DIGITS = 10
+
+
+def unlike_commits(facts: RunFacts) -> str:
+    """Return a warning if sites ran different code; empty: they did not, or nothing is known."""
+    commits = {(each.commit, each.is_changed) for each in facts.machines if each.commit}
+    builds = {each.build for each in facts.machines if each.build}
+    if len(commits) > 1:
+        return "Sites ran different commits of the script."
+    if len(builds) > 1:
+        return "Sites ran different versions of isthmus."
+    return ""
+
+
+def launch_lines(facts: RunFacts) -> list[tuple[str, str]]:
+    """Return what was launched, and how."""
+    launched = facts.launched
+    lines = [
+        ("job", launched.job),
+        ("topology", launched.topology),
+        ("script", launched.script or "the trainer that ships"),
+        ("arguments", " ".join(map(shlex.quote, launched.arguments)) or "none"),
+        ("changed with --set", " ".join(map(shlex.quote, launched.overrides)) or "nothing"),
+        ("run folder", facts.folder),
+    ]
+    return [(name, words) for name, words in lines if words]
+
+
+def loss_title(facts: RunFacts) -> str:
+    """Return the loss's axis: only the shipped trainer's unit is known."""
+    return "loss" if facts.launched.script else "loss, nats per byte"
 
 
 SLOW_LEAD = (
-    "A site that is late itself waits least. What it costs is how much longer the others wait than "
-    "it does, as their mean; named is who has cost a tenth of a step or more over ten steps."
+    "Who kept the others waiting. A site that is late itself waits least: its cost is how much "
+    "longer the others wait than it does, on average. Listed is who cost a tenth of a step or more "
+    "for ten steps."
 )
 
 
@@ -259,14 +389,8 @@ def slow_columns(facts: RunFacts) -> list[Column]:
         ]
         for each in facts.slow
     ]
-    headings = ["site", "from step", "to step", "a step", "share", "in all"]
+    headings = ["site", "from step", "to step", "cost per step", "share", "in all"]
     return columns_of(headings, rows)
-
-
-def note_columns(facts: RunFacts) -> list[Column]:
-    """Return what was noted of the run, with its times."""
-    rows = [[formats.clock(each.wall_s), formats.words(each.text)] for each in facts.notes]
-    return columns_of(["time", "what"], rows, num_text=2)
 
 
 def comparison(runs: Sequence[RunFacts]) -> list[Column]:
@@ -299,8 +423,8 @@ def no_timelines(facts: RunFacts) -> str:
     if not facts.steps:
         return "No step was done."
     return (
-        f"Run {facts.run_id} kept no buckets' times: `timeline: {{every: …}}` of the job says in "
-        "which steps, and only the worker library of this version sends them."
+        f"Run {facts.run_id} kept no buckets' times: `timeline: {{every: …}}` in the job says for "
+        "which steps they are kept."
     )
 
 

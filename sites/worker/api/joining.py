@@ -19,6 +19,7 @@ from isthmus.sites.worker.api.environment import (
     lone_spec,
     note_joined,
 )
+from isthmus.sites.worker.api.own_machine import report_machine
 from isthmus.sites.worker.api.site import Site
 from isthmus.sites.worker.api.stacks import write_stacks_on_signal
 from isthmus.sites.worker.exchange.collectives import (
@@ -120,6 +121,10 @@ def _join_launched(launched: Environment, *, averages: bool) -> Site:
     )
     site = Site(context, link, owns_group=owns_group)
     _compare_device(site)
+    if site.rank == 0:
+        entrypoint = launched.spec.job.entrypoint
+        script = None if entrypoint is None else Path(entrypoint)
+        report_machine(device, script, lambda labels: site.record(metrics.MACHINE, 0, {}, labels))
     return site
 
 

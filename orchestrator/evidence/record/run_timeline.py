@@ -1,0 +1,192 @@
+"""A run over the wall clock: its pace, when it stood still, and what each site did meanwhile. Pure.
+
+All times are seconds since the run became active.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
+from isthmus.orchestrator.core.run_events import SiteState
+
+STALL_STEPS = 8.0
+"""A run stands still if its next step takes so many times the usual one,"""
+LEAST_STALL_S = 3.0
+"""and at least so long."""
+MAX_POINTS = 160
+"""Intervals whose pace is drawn, at most."""
+_STEPS_OF_POINT = 4
+"""Steps that an interval holds at least, as a mean: with fewer the pace would jump."""
+TRAINING, STARTING, CATCHING_UP, OUT = "training", "starting", "catching up", "out"
+_OUT = frozenset({SiteState.LOST, SiteState.DROPPED, SiteState.ABSENT})
+_ALL_SITES = frozenset({"run.submitted", "run.active", "epoch.begun", "run.ended"})
+"""Events after which any site may do something else."""
+CAUSES = {
+    "site.lost": "{site} was lost",
+    "site.gone": "{site} was lost",
+    "site.dropped": "{site} was dropped",
+    "rank.stalled": "a rank of {site} hung",
+    "run.replanned": "the trees changed",
+    "site.returned": "{site} returned",
+    "run.went_on": "the coordinator returned",
+}
+"""Events that may explain a stall, in this order, and their words."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """When a step's first record came, and what the step amounted to."""
+
+    at_s: float
+    step: int
+    amount: float
+    """Tokens of all sites; 1 where none are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """No step was completed for a long time."""
+
+    begin_s: float
+    end_s: float
+    step: int
+    """The step that ended it."""
+    cause: str
+    """Empty: nothing that was recorded explains it."""
+
+    @property
+    def length_s(self) -> float:
+        """How long it lasted, one step included."""
+        return self.end_s - self.begin_s
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What a site did for a while."""
+
+    begin_s: float
+    end_s: float
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class SiteLane:
+    """One site over the run."""
+
+    site: str
+    phases: tuple[Phase, ...]
+
+
+def pace(ends: Sequence[StepEnd]) -> list[tuple[float, float]]:
+    """Return the middle of equal intervals, and the amount a second in each.
+
+    A step's amount is spread over the time from the end of the step before it, so the pace is low
+    where the run stood still.
+    """
+    if len(ends) < 2 or ends[-1].at_s <= ends[0].at_s:
+        return []
+    begin_s, end_s = ends[0].at_s, ends[-1].at_s
+    num = max(1, min(MAX_POINTS, (len(ends) - 1) // _STEPS_OF_POINT))
+    width_s = (end_s - begin_s) / num
+    amounts = [0.0] * num
+    for before, after in itertools.pairwise(ends):
+        first = min(num - 1, int((before.at_s - begin_s) / width_s))
+        last = min(num - 1, int((after.at_s - begin_s) / width_s))
+        length_s = after.at_s - before.at_s
+        for at in range(first, last + 1):
+            within_s = min(after.at_s, begin_s + (at + 1) * width_s)
+            within_s -= max(before.at_s, begin_s + at * width_s)
+            amounts[at] += after.amount * (within_s / length_s if length_s > 0 else 1.0)
+    return [(begin_s + (at + 0.5) * width_s, amount / width_s) for at, amount in enumerate(amounts)]
+
+
+def stalls(
+    ends: Sequence[StepEnd], events: Sequence[tuple[float, str, str]], expected: Iterable[int] = ()
+) -> tuple[Stall, ...]:
+    """Return when the run stood still.
+
+    Args:
+        ends: Of all steps, in order.
+        events: Time, kind and site of what happened, in order.
+        expected: Steps that take longer for a good reason: an evaluation belongs to them.
+    """
+    gaps = [after.at_s - before.at_s for before, after in itertools.pairwise(ends)]
+    if not gaps:
+        return ()
+    limit_s = max(LEAST_STALL_S, STALL_STEPS * statistics.median(gaps))
+    known = frozenset(expected)
+    found = []
+    for before, after in itertools.pairwise(ends):
+        if after.at_s - before.at_s < limit_s:
+            continue
+        cause = _cause(before.at_s, after.at_s, events)
+        if cause or after.step not in known:
+            found.append(Stall(before.at_s, after.at_s, after.step, cause))
+    return tuple(found)
+
+
+def _cause(begin_s: float, end_s: float, events: Sequence[tuple[float, str, str]]) -> str:
+    within = [(kind, site) for at_s, kind, site in events if begin_s <= at_s <= end_s]
+    for wanted, words in CAUSES.items():
+        sites = dict.fromkeys(site for kind, site in within if kind == wanted)
+        if sites:
+            first, *others = sites
+            if not others:
+                return words.format(site=first)
+            several = words.replace("was", "were")
+            return several.format(site=f"{first} and {len(others)} more")
+    return ""
+
+
+def lanes(
+    events: Sequence[RecordedEvent], sites: Sequence[str], active_s: float, end_s: float
+) -> tuple[SiteLane, ...]:
+    """Return what each site did from when the run was active until its end.
+
+    Args:
+        events: Of the run's journal, all of them.
+        sites: All of the run.
+        active_s: Wall time at which the run became active.
+        end_s: Wall time at which it ended, or until which anything is known.
+    """
+    view = JournaledRun("")
+    begun: dict[str, tuple[float, str]] = dict.fromkeys(sites, (0.0, STARTING))
+    found: dict[str, list[Phase]] = {site: [] for site in sites}
+    for event in events:
+        view.apply(event)
+        changed = sites if event.kind in _ALL_SITES else [event.site]
+        if view.active_s is None or event.kind == "run.ended":
+            continue
+        at_s, counted = max(0.0, event.wall_s - active_s), view.counted
+        for site in changed:
+            if site not in begun or site not in view.sites:
+                continue
+            since_s, before = begun[site]
+            now = _doing(view.sites[site].state, before, is_counted=site in counted)
+            if now != before:
+                if at_s > since_s:
+                    found[site].append(Phase(since_s, at_s, before))
+                begun[site] = (at_s, now)
+    for site, (since_s, what) in begun.items():
+        if end_s - active_s > since_s:
+            found[site].append(Phase(since_s, end_s - active_s, what))
+    return tuple(SiteLane(site, tuple(phases)) for site, phases in found.items())
+
+
+def _doing(state: SiteState, before: str, *, is_counted: bool) -> str:
+    if state is SiteState.ENDED:
+        return before
+    if state in _OUT:
+        return OUT
+    if state is SiteState.RUNNING:
+        return TRAINING if is_counted else CATCHING_UP
+    return CATCHING_UP if state is SiteState.RETURNING else STARTING
+
+
+def at_step(ends: Sequence[StepEnd], step: int) -> float | None:
+    """Return when a step ended, or the first one after it; None: none did."""
+    return next((each.at_s for each in ends if each.step >= step), None)

@@ -1,0 +1,99 @@
+"""What a rank can say of its machine and of the code that it runs, for the report of its run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from isthmus.protos import metrics, versions
+from isthmus.protos.errors import IsthmusError
+from isthmus.sites.facts.usable_cores import usable_cores
+from isthmus.sites.worker.exchange.collectives import device_name
+
+GIT_S = 5.0
+"""A repository on a slow file system is not waited for longer."""
+_CPUS = Path("/proc/cpuinfo")
+
+Labels = dict[str, str]
+
+
+def report_machine(
+    device: torch.device, script: Path | None, send: Callable[[Labels], None]
+) -> threading.Thread:
+    """Send the labels of metrics.MACHINE, from a thread of its own: git takes its time.
+
+    Args:
+        device: The rank's.
+        script: Whose repository counts; None: nothing of the user's runs.
+        send: Called once, from the thread.
+    """
+
+    def run() -> None:
+        labels = machine_labels(device) | ({} if script is None else commit_labels(script.parent))
+        with contextlib.suppress(IsthmusError):  # the rank may have left by now
+            send(labels)
+
+    thread = threading.Thread(target=run, name="machine", daemon=True)
+    thread.start()
+    return thread
+
+
+def machine_labels(device: torch.device) -> Labels:
+    """Return what the rank computes on, and the versions that it runs."""
+    found = {
+        metrics.HOST: socket.gethostname(),
+        metrics.DEVICE: device_name(device),
+        metrics.CPU: _cpu_name(),
+        metrics.CORES: str(usable_cores()),
+        metrics.PYTHON: platform.python_version(),
+        metrics.TORCH: str(torch.__version__),
+        metrics.CUDA: (torch.version.cuda or "") if device.type == "cuda" else "",
+        metrics.BUILD: versions.build(),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _cpu_name() -> str:
+    try:
+        text = _CPUS.read_text(errors="replace")
+    except OSError:
+        return platform.processor()
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor()
+
+
+def commit_labels(folder: Path) -> Labels:
+    """Return the commit of the repository around a folder; empty: there is none, or no git.
+
+    Files that git does not track do not count as changed.
+    """
+    command = ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # leaves no trace in the repository
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=GIT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    lines = done.stdout.splitlines()
+    commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), "")
+    if not re.fullmatch(r"[0-9a-f]{40,64}", commit):  # a repository without commits
+        return {}
+    is_changed = any(not line.startswith("#") for line in lines)
+    return {metrics.COMMIT: commit, metrics.CHANGED: str(int(is_changed))}
