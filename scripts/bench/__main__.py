@@ -28,6 +28,7 @@ WHATS = (
         "predictions",
         "regimes",
         "replan",
+        "ring",
         "routes",
         "startup",
         "step_checks",

@@ -42,6 +42,7 @@ from isthmus.sites.trainer.learning import (
     clip_gradients,
     evaluate,
     make_optimizer,
+    sequences,
     set_learning_rate,
     token_losses,
 )
@@ -173,7 +174,8 @@ def gradient_sum(model: nn.Module, text: Bytes, config: Trainer, samples: Positi
     """Return the gradient of the summed loss of some samples, flat, float32."""
     model.zero_grad()
     starts = sampler.random_starts(config.seed, samples, len(text) - config.model.context)
-    losses = token_losses(model, text, starts, config.model.context, torch.device("cpu"))
+    batch = sequences(text, starts, config.model.context, torch.device("cpu"))
+    losses = token_losses(model, batch)
     losses.sum().backward()  # type: ignore[no-untyped-call]
     flat = [
         parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None

@@ -97,16 +97,18 @@ class Gpt(nn.Module):
                 std /= 2 * len(self.blocks)
             parameter.normal_(0.0, std, generator=generator)
 
-    def forward(self, bytes_BT: Tensor) -> Tensor:
+    def forward(self, bytes_BT: Tensor, places_1T: Tensor | None = None) -> Tensor:
         """Return the logits of each next byte.
 
         Args:
             bytes_BT: int64, shape (B, T), values 0 to 255, T at most the context.
+            places_1T: int64, shape (1, T), where they stand in their sequence; None: one after
+                another from the first.
 
         Returns:
             float32, shape (B, T, 256).
         """
-        x_BTW = embedded(self.embedding, self.position, bytes_BT)
+        x_BTW = embedded(self.embedding, self.position, bytes_BT, places_1T)
         for block in self.blocks:
             x_BTW = block(x_BTW)
         normed_BTW = self.norm(x_BTW)
@@ -142,8 +144,11 @@ class Part(nn.Module):
         return x if self.norm is None or self.output is None else self.output(self.norm(x))
 
 
-def embedded(embedding: nn.Module, position: nn.Module, bytes_BT: Tensor) -> Tensor:
+def embedded(
+    embedding: nn.Module, position: nn.Module, bytes_BT: Tensor, places_1T: Tensor | None = None
+) -> Tensor:
     """Return what the first block sees of the bytes: float32, shape (B, T, W)."""
-    places_1T = torch.arange(bytes_BT.shape[1], device=bytes_BT.device)[None]
+    if places_1T is None:
+        places_1T = torch.arange(bytes_BT.shape[1], device=bytes_BT.device)[None]
     x_BTW: Tensor = embedding(bytes_BT) + position(places_1T)
     return x_BTW

@@ -24,7 +24,9 @@ from isthmus.sites.trainer.learning import (
     evaluated,
     learn_from,
     make_optimizer,
+    own_tokens,
 )
+from isthmus.sites.trainer.ring import check_can_cut
 from isthmus.sites.worker.api.site import Site
 from isthmus.sites.worker.data.data_positions import Positions
 from isthmus.topology.spec.trainer_cuts import cut_of
@@ -40,7 +42,9 @@ class Learner(Protocol):
     saved: Sequence[nn.Module]
     """What checkpoints hold: the model, or this rank's parts of it."""
     data_mesh: DeviceMesh | None
-    """The ranks of the site with data of their own; None: all."""
+    """The ranks of the site with sequences of their own; None: all."""
+    own_tokens: int
+    """Tokens of each sequence that this rank has."""
 
     def learn(self, samples: Positions, rows: int) -> tuple[Tensor, int]:
         """Leave the gradients of `samples`, averaged over all sites.
@@ -85,6 +89,7 @@ class ReplicaLearner:
         self._site, self._model, self._corpus = site, model, corpus
         if site.job.trainer.compile:
             compile_blocks(model.blocks)
+        self.own_tokens = own_tokens(site.job.trainer, None)
         self._parallel, self.optimizer = replicated(site, model)
         self.saved: Sequence[nn.Module] = [self._parallel]
 
@@ -114,15 +119,18 @@ class CutLearner:
         self._site, self._corpus = site, corpus
         config = site.job.trainer
         cut = cut_of(site.job, site.topology.site(site.name))
+        if cut.context > 1:
+            check_can_cut(site.name, site.device)
         laid = lay_out(model, cut, config, site.device)
-        self._parts, self._pipeline = laid.parts, laid.pipeline
+        self._parts, self._pipeline, self._ring = laid.parts, laid.pipeline, laid.ring
+        self.own_tokens = own_tokens(config, laid.ring)
         self.data_mesh: DeviceMesh | None = laid.data_mesh
         self._config = config
         self._micro_batch = cut.micro_batch
         self.optimizer: torch.optim.Optimizer = make_optimizer(
             nn.ModuleList(laid.parts), config.optimizer
         )
-        site.attach(laid.parts, self.optimizer, data_mesh=laid.data_mesh)
+        site.attach(laid.parts, self.optimizer, data_mesh=laid.counted_mesh)
         self.saved: Sequence[nn.Module] = laid.parts
 
     def learn(self, samples: Positions, rows: int) -> tuple[Tensor, int]:
@@ -130,7 +138,7 @@ class CutLearner:
         text, config = self._corpus.training, self._config
         if self._pipeline is None:
             cut = replace(config, micro_batch=self._micro_batch)
-            return learn_from(self._parts[0], text, cut, samples, rows)
+            return learn_from(self._parts[0], text, cut, samples, rows, self._ring)
         starts = sampler.random_starts(config.seed, samples, len(text) - config.model.context)
         windows = self._windows(text, starts)
         tokens = len(samples) * config.model.context
@@ -155,6 +163,7 @@ class CutLearner:
                 ranks=ranks,
                 rank=rank,
                 micro_batch=self._micro_batch,
+                ring=self._ring,
             )
         starts, rows = evaluated(text, config, ranks=ranks, rank=rank)
         loss_sum = self._pipeline.evaluate(self._windows(text, starts), rows)

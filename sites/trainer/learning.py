@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +25,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.sites.trainer import sampler
 from isthmus.sites.trainer.corpus import Bytes
+from isthmus.sites.trainer.ring import Batch, cut_sequences
 from isthmus.sites.worker.data.data_positions import Positions
 from isthmus.topology.spec.compute import share
 from isthmus.topology.spec.job import Optimizer, Trainer
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def learning_rate(optimizer: Optimizer, step: int, steps: int) -> float:
@@ -109,7 +114,12 @@ def take_step(
 
 
 def learn_from(
-    model: nn.Module, text: Bytes, config: Trainer, samples: Positions, rows: int = 0
+    model: nn.Module,
+    text: Bytes,
+    config: Trainer,
+    samples: Positions,
+    rows: int = 0,
+    ring: DeviceMesh | None = None,
 ) -> tuple[Tensor, int]:
     """Add the gradients of `samples`, as `take_step` has it.
 
@@ -120,22 +130,24 @@ def learn_from(
         samples: This rank's positions, at least one.
         rows: Samples of the site's busiest rank, where ranks gather parameters from each other:
             they go through the model equally often, if need be for nothing.
+        ring: The ranks that each have a part of every sequence; None: this one has all.
 
     Returns:
-        The sum of their losses, float64, shape (), and the number of their tokens.
+        The sum of the losses of this rank's tokens, float64, shape (), and their number.
     """
     num_starts = len(text) - config.model.context
     device = next(model.parameters()).device
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-    tokens = len(samples) * config.model.context
+    tokens = len(samples) * own_tokens(config, ring)
     micro_batches = sampler.micro_batches(samples, config.micro_batch, rows)
     for index, micro_batch in enumerate(micro_batches):
         is_idle = len(micro_batch) == 0
         mine = samples[:1] if is_idle else micro_batch
         starts = sampler.random_starts(config.seed, mine, num_starts)
         is_last = index == len(micro_batches) - 1
-        with local_gradients(model, enabled=not is_last):
-            losses = token_losses(model, text, starts, config.model.context, device)
+        batch = sequences(text, starts, config.model.context, device)
+        with local_gradients(model, enabled=not is_last), cut_sequences(batch, ring) as own:
+            losses = token_losses(model, own)
             if is_idle:
                 losses = losses * 0.0
             # A sum over all tokens of the rank, so that a shorter last micro-batch weighs less.
@@ -169,14 +181,22 @@ def apply_gradients(
     return norm, rate
 
 
-def token_losses(
-    model: nn.Module, text: Bytes, starts: np.ndarray, context: int, device: torch.device
-) -> Tensor:
-    """Return the loss of every predicted byte: float32, shape (len(starts) * context,), nats."""
+def own_tokens(config: Trainer, ring: DeviceMesh | None) -> int:
+    """Return how many tokens of each sequence a rank has."""
+    return config.model.context // (1 if ring is None else ring.size())
+
+
+def sequences(text: Bytes, starts: np.ndarray, context: int, device: torch.device) -> Batch:
+    """Return the `context` bytes from each start, and the one after each."""
     window = torch.from_numpy(sampler.windows(text, starts, context)).to(device)
-    logits = model(window[:, :-1])
+    return Batch(window[:, :-1], window[:, 1:])
+
+
+def token_losses(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the loss of every predicted byte: float32, shape (B T,), nats."""
+    logits = model(batch.inputs, batch.places)
     flat = logits.flatten(0, 1).float()
-    return functional.cross_entropy(flat, window[:, 1:].flatten(), reduction="none")
+    return functional.cross_entropy(flat, batch.targets.flatten(), reduction="none")
 
 
 def clip_gradients(parameters: Iterable[Tensor], clip_norm: float) -> float:
@@ -233,6 +253,7 @@ def evaluate(
     ranks: int,
     rank: int,
     micro_batch: int | None = None,
+    ring: DeviceMesh | None = None,
 ) -> tuple[float, int]:
     """Return the sum of the losses of this rank's share, in nats, and its number of tokens.
 
@@ -243,19 +264,21 @@ def evaluate(
         ranks: With a share of the sequences, inside the site.
         rank: This one among them; its share may be empty.
         micro_batch: Sequences at once; None: the job's.
+        ring: As of `learn_from`.
     """
     context = config.model.context
     device = next(model.parameters()).device
     own, rows = evaluated(text, config, ranks=ranks, rank=rank)
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     # All go through the model equally often: where it is sharded, they gather it from each other.
-    for batch in sampler.micro_batches(own, micro_batch or config.micro_batch, rows):
-        if len(batch) == 0:
-            token_losses(model, text, np.zeros(1, np.int64), context, device)
-        else:
-            losses = token_losses(model, text, batch, context, device)
+    for starts in sampler.micro_batches(own, micro_batch or config.micro_batch, rows):
+        is_idle = len(starts) == 0
+        some = np.zeros(1, np.int64) if is_idle else starts
+        with cut_sequences(sequences(text, some, context, device), ring) as batch:
+            losses = token_losses(model, batch)
+        if not is_idle:
             loss_sum += losses.sum(dtype=torch.float64)
-    return float(loss_sum), len(own) * context
+    return float(loss_sum), len(own) * own_tokens(config, ring)
 
 
 def evaluated(

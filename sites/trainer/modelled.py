@@ -23,7 +23,12 @@ from torch.autograd import backward
 from isthmus.sites.trainer import sampler
 from isthmus.sites.trainer.corpus import Bytes
 from isthmus.sites.trainer.gpt import Gpt
-from isthmus.sites.trainer.learning import local_gradients, set_learning_rate, token_losses
+from isthmus.sites.trainer.learning import (
+    local_gradients,
+    sequences,
+    set_learning_rate,
+    token_losses,
+)
 from isthmus.sites.worker.data.data_positions import Positions
 from isthmus.topology.spec.compute import LayerTime
 from isthmus.topology.spec.job import Trainer
@@ -137,7 +142,7 @@ def real_pass(model: Gpt, text: Bytes, config: Trainer, samples: Positions) -> f
         config.seed, samples[: config.micro_batch], len(text) - config.model.context
     )
     device = next(model.parameters()).device
-    losses = token_losses(model, text, starts, config.model.context, device)
+    losses = token_losses(model, sequences(text, starts, config.model.context, device))
     backward(losses.sum() / (len(samples) * config.model.context))
     return float(losses.detach().mean())
 

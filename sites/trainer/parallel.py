@@ -1,11 +1,12 @@
-"""Lays the model out over a site's ranks: tensor, pipeline, data and expert parallelism.
+"""Lays the model out over a site's ranks: tensor, pipeline, context, data and expert parallelism.
 
 Each site may do it in its own way; `site.attach` finds out what a rank holds. The order is
 torch's own: stages are cut out first, then come tensor and expert parallelism, recomputation,
 compilation, and fully_shard last, around what each rank has by then.
 
-Ranks are numbered as plans count them: neighbours belong to one tensor group, then come data and
-pipeline.
+Ranks are numbered as plans count them: neighbours belong to one tensor group, then come context,
+data and pipeline. Ranks that share sequences hold no copies for that: to fully_shard they are as
+replicas, each with the gradient of its own tokens.
 """
 
 from __future__ import annotations
@@ -51,7 +52,11 @@ class Laid:
     parts: list[nn.Module]
     """The whole model, or this rank's stages of it."""
     data_mesh: DeviceMesh
-    """The ranks with data of their own, of which this is one."""
+    """The ranks with sequences of their own, of which this is one."""
+    counted_mesh: DeviceMesh
+    """The ranks with tokens of their own, of which this is one."""
+    ring: DeviceMesh | None
+    """The ranks that share this one's sequences; None: it has all of each."""
     pipeline: Pipeline | None
     """What takes micro-batches through the stages, if there are any."""
 
@@ -81,15 +86,26 @@ def lay_out(model: Gpt, cut: Parallel, config: Trainer, device: torch.device) ->
     pipeline = None
     if cut.pipeline > 1:
         pipeline = Pipeline(parts, stages, cut, mesh["pipeline"].get_group(), device)
-    return Laid(parts, mesh["replicate", "shard"], pipeline)
+    counted = mesh["replicate", "shard"]
+    if cut.context == 1:
+        return Laid(parts, counted, counted, None, pipeline)
+    sharing = sharing_mesh(cut, device)
+    return Laid(parts, sharing["data"], counted, sharing["context"], pipeline)
 
 
 def site_mesh(cut: Parallel, device: torch.device, replicate: int, expert: int) -> DeviceMesh:
     """Return all ranks of the site as a mesh; of ranks that share experts, one has some each."""
-    data = cut.data // expert
+    data = cut.data * cut.context // expert
     replicate = data if cut.zero_stage == 0 else replicate
     sizes = (cut.pipeline, replicate, data // replicate, expert, cut.tensor)
     names = ("pipeline", "replicate", "shard", "expert", "tensor")
+    return init_device_mesh(device.type, sizes, mesh_dim_names=names)
+
+
+def sharing_mesh(cut: Parallel, device: torch.device) -> DeviceMesh:
+    """Return all ranks of the site as a mesh, in which ranks that share sequences are a dim."""
+    sizes = (cut.pipeline, cut.data, cut.context, cut.tensor)
+    names = ("pipeline", "data", "context", "tensor")
     return init_device_mesh(device.type, sizes, mesh_dim_names=names)
 
 

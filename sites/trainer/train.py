@@ -93,7 +93,7 @@ def _learn(site: Site, learner: Learner, corpus: Corpus) -> None:
         _say(site, f"goes on after step {start}")
     for step in range(start, config.steps):
         samples = sampler.draw()
-        site.count_tokens(len(samples) * config.model.context)
+        site.count_tokens(len(samples) * learner.own_tokens)
         scaled = _scaled(config, site.learning_rate_scale)
         learner.optimizer.zero_grad()
         loss_sum, tokens = learner.learn(samples, sampler.most)

@@ -42,7 +42,7 @@ def placements(draw: st.DrawFn, dims: int, sizes: tuple[int, int]) -> tuple[Plac
 
 
 @contextmanager
-def as_rank(rank: int, sizes: tuple[int, int]) -> Iterator[DeviceMesh]:
+def as_rank(rank: int, sizes: tuple[int, ...]) -> Iterator[DeviceMesh]:
     """Be one rank of a mesh, without the others."""
     num_ranks = math.prod(sizes)
     dist.init_process_group("fake", rank=rank, world_size=num_ranks, store=FakeStore())

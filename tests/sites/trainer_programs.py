@@ -6,13 +6,20 @@ import dataclasses
 import os
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from isthmus.sites.trainer.__main__ import main
+from isthmus.sites.worker.api import joining
 from isthmus.topology.documents.load import load_job
+from isthmus.topology.spec.job import Trainer
 from isthmus.topology.spec.run_spec import RunSpec
+from scripts.bench.ring import CUTS, RANKS, SMALL, take_card
+from scripts.bench.ring import train as train_cut
+from tests.fakes import host_ring
 from tests.fakes.ranks import JOB as JOB_TEXT
 
 JOB = (
@@ -45,6 +52,32 @@ def train_told(folder: Path, _: str) -> None:
     _run(folder, (*JOB, *(folder / "settings.txt").read_text().splitlines()))
 
 
+def train_in_a_ring(folder: Path, name: str) -> None:
+    """The same, where sequences may be cut on the host."""
+    host_ring.allow()
+    train_told(folder, name)
+
+
+def train_in_a_ring_on_a_card(folder: Path, name: str) -> None:
+    """Train over NCCL with the settings of the folder; both ranks may share one card."""
+    vars(joining)["choose_device"] = partial(take_card, int(os.environ["RANK"]))
+    settings = (folder / "settings.txt").read_text().splitlines()
+    _run(folder, (*JOB, *settings), backend="nccl")
+
+
+def measure_cuts(folder: Path, name: str) -> None:
+    """What `python -m scripts.bench ring` measures, on the host."""
+    host_ring.allow()
+    rank = int(os.environ["RANK"])
+    store = f"file://{os.environ['TEST_STORE']}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
+    config = Trainer(model=SMALL, steps=2, global_batch=4, micro_batch=2)
+    host = torch.device("cpu")
+    found = {cut: train_cut(rank, host, each, config) for cut, each in CUTS.items()}
+    torch.save(found, folder / f"{name}.pt")
+    dist.destroy_process_group()
+
+
 def train_other_text(folder: Path, name: str) -> None:
     """The second site finds other files."""
     files = "trainer.data.files=['other/*.txt']"
@@ -72,7 +105,7 @@ def train_each_site_by_itself(folder: Path, _: str) -> None:
     _run(folder, (*JOB, "exchange.schedule=off"))
 
 
-def _run(folder: Path, overrides: tuple[str, ...]) -> None:
+def _run(folder: Path, overrides: tuple[str, ...], *, backend: str = "gloo") -> None:
     """Be `isthmus.sites.trainer`; torch.distributed meets in a file, which needs no port."""
     spec = RunSpec.from_bytes(Path(os.environ["ISTHMUS_SPEC"]).read_bytes())
     job = load_job(JOB_TEXT, "job.yaml", overrides)
@@ -80,7 +113,7 @@ def _run(folder: Path, overrides: tuple[str, ...]) -> None:
     own.write_bytes(dataclasses.replace(spec, job=job).to_bytes())
     os.environ["ISTHMUS_SPEC"] = str(own)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{os.environ['TEST_STORE']}",
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),

@@ -44,7 +44,16 @@ MODEL = Model(layers=4, heads=4, width=32, context=24, tied=False)
         (dataclasses.replace(MODEL, experts=4), Parallel(tensor=2), "tensor: the trainer cuts no"),
         (dataclasses.replace(MODEL, tied=True), Parallel(pipeline=2), "pipeline: first and last"),
         (MODEL, Parallel(pipeline=4, virtual_stages=2), "pipeline: 8 stages are more than the 4"),
-        (MODEL, Parallel(context=2), "context: the trainer does not cut sequences"),
+        (MODEL, Parallel(context=2, tensor=2, data=2), None),
+        (dataclasses.replace(MODEL, experts=4), Parallel(context=2), None),
+        (MODEL, Parallel(context=5), "context: 2 x 5 pieces do not divide the 24 tokens"),
+        (MODEL, Parallel(context=4, tensor=4), "tensor: 4 does not divide the context of 6"),
+        (MODEL, Parallel(context=2, pipeline=2), "context: the trainer cuts no sequences in a"),
+        (
+            dataclasses.replace(MODEL, experts=4),
+            Parallel(context=2, data=4, expert=2, zero_stage=1),
+            "context: the trainer cuts no sequences in a pipeline, or where ranks share experts",
+        ),
         (MODEL, Parallel(data=4, expert=2, zero_stage=1), "expert: 2 does not divide the 1"),
         (
             dataclasses.replace(MODEL, experts=4),
@@ -133,6 +142,36 @@ def test_a_placement_that_the_trainer_cannot_run_is_refused() -> None:
     (problem,) = problems_of(placed(f"{{data: {RANKS}}}", sequences=33), WORLD)
     assert problem[0] == ("placement", 0, "sequences")
     assert problem[1].startswith(f"want a multiple of {RANKS}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([], None),
+        (["trainer.compile=true"], "with trainer.compile it was not tried"),
+        (["trainer.model.context=64"], "torch's kernel for fp32 takes 32 tokens together, so 128"),
+        (["trainer.model.context=64", "trainer.precision=bf16"], None),
+        (["trainer.model.context=66"], "2 x 2 pieces do not divide the 66 tokens"),
+    ],
+)
+def test_sequences_are_cut_where_that_can_run(settings: list[str], said: str | None) -> None:
+    cut = f"{{context: 2, data: {RANKS // 2}, zero_stage: 1}}"
+    text = f"{JOB}placement:\n  - {{site: {WORLD.sites[0].name}, sequences: 64, parallel: {cut}}}\n"
+    job = load_job(text, "job.yaml", settings)
+    problems = problems_of(job, WORLD)
+    assert [path for path, _ in problems] == [("placement", 0, "parallel", "context")] * (
+        said is not None
+    )
+    assert said is None or problems[0][1].startswith(said)
+
+
+def test_sequences_are_not_cut_on_a_host() -> None:
+    job = placed(f"{{context: {RANKS}, zero_stage: 1}}")
+    accelerator = dataclasses.replace(WORLD.sites[0].accelerator, name="cpu-core")
+    sites = (dataclasses.replace(WORLD.sites[0], accelerator=accelerator), *WORLD.sites[1:])
+    (problem,) = problems_of(job, dataclasses.replace(WORLD, sites=sites))
+    assert problem[0] == ("placement", 0, "parallel", "context")
+    assert "computes on the host" in problem[1]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence, Set
 from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.model_shape import degrees_of, misfit, workload_described
 from isthmus.topology.spec.suggest import did_you_mean
-from isthmus.topology.spec.trainer_cuts import is_uneven, why_not
+from isthmus.topology.spec.trainer_cuts import is_uneven, why_no_ring, why_not
 from isthmus.topology.spec.world import Site, Topology
 from isthmus.topology.text.yaml_document import Path
 
@@ -163,7 +163,8 @@ def _miscut(job: Job, topology: Topology, index: int) -> list[Misplaced]:
     cut, path = wanted.parallel, _path(index, "parallel")
     if cut is None:
         return []
-    num_ranks = topology.site(wanted.site).num_ranks
+    site = topology.site(wanted.site)
+    num_ranks = site.num_ranks
     problems: list[Misplaced] = []
     if cut.num_ranks != num_ranks:
         message = (
@@ -175,7 +176,7 @@ def _miscut(job: Job, topology: Topology, index: int) -> list[Misplaced]:
     if model is None:
         return problems
     if model.is_trainers:
-        why = why_not(model, cut)
+        why = why_not(model, cut) or why_no_ring(job.trainer, cut, site)
     else:
         why = misfit(workload_described(model), degrees_of(cut, model))
     if why is not None:

@@ -11,6 +11,11 @@ from isthmus.topology.spec.job import Job, Model, Trainer
 from isthmus.topology.spec.workload import DescribedModel, Parallel
 from isthmus.topology.spec.world import Site
 
+RING_TOKENS_FP32 = 64
+"""Tokens by which a rank's part of a sequence has to divide in fp32: torch's memory-efficient
+kernel pads what ring attention adds up to 32 (kAlignLSE), and either half of the part goes through
+it alone."""
+
 
 def is_cut(job: Job) -> bool:
     """Whether the shipped trainer's sites share the model among their ranks (FSDP2).
@@ -59,16 +64,21 @@ def why_not(model: Model | DescribedModel, cut: Parallel) -> str | None:
     wanted = (
         (model.heads % cut.tensor == 0,
          f"tensor: {cut.tensor} does not divide the {model.heads} heads"),
-        (model.context % cut.tensor == 0,
-         f"tensor: {cut.tensor} does not divide the context of {model.context}, which it cuts too"),
+        (model.context // cut.context % cut.tensor == 0,
+         f"tensor: {cut.tensor} does not divide the context of {model.context // cut.context}, "
+         "which it cuts too"),
         (cut.tensor == 1 or model.experts == 1,
          "tensor: the trainer cuts no model with experts so; want 1"),
         (cut.pipeline == 1 or not model.tied,
          "pipeline: first and last stage would share a matrix; want trainer.model.tied: false"),
         (stages <= model.layers,
          f"pipeline: {stages} stages are more than the {model.layers} layers"),
-        (cut.context == 1,
-         "context: the trainer does not cut sequences; want 1"),
+        (cut.context == 1 or model.context % (2 * cut.context) == 0,
+         f"context: 2 x {cut.context} pieces do not divide the {model.context} tokens of a "
+         "sequence; want trainer.model.context to be a multiple"),
+        (cut.context == 1 or (cut.pipeline == 1 and not is_expert),
+         "context: the trainer cuts no sequences in a pipeline, or where ranks share experts; "
+         "want 1 with these"),
         (model.experts % cut.expert == 0,
          f"expert: {cut.expert} does not divide the {model.experts} experts"),
         (not is_expert or (cut.data >= 2 * cut.expert and cut.zero_stage > 0),
@@ -81,9 +91,32 @@ def why_not(model: Model | DescribedModel, cut: Parallel) -> str | None:
     return next((why for fits, why in wanted if not fits), None)
 
 
+def why_no_ring(trainer: Trainer, cut: Parallel, site: Site) -> str | None:
+    """Return why a site cannot cut sequences so, naming `context`; None: it can, or does not."""
+    if cut.context == 1:
+        return None
+    tokens = RING_TOKENS_FP32 * cut.context
+    if "cpu" in site.accelerator.name.lower():
+        why = f"{site.name} computes on the host, where torch has no ring attention; want 1"
+    elif trainer.compile:
+        why = "with trainer.compile it was not tried; want 1, or compile: false"
+    elif trainer.precision == "fp32" and trainer.model.context % tokens:
+        why = (
+            f"torch's kernel for fp32 takes 32 tokens together, so {tokens} do not divide the "
+            f"{trainer.model.context} of a sequence; want a multiple, or trainer.precision: bf16"
+        )
+    else:
+        return None
+    return f"context: {why}"
+
+
 def is_planned(model: DescribedModel, cut: Parallel) -> bool:
-    """Whether a plan may choose a cut: the trainer can run it with any number of sequences."""
-    return why_not(model, cut) is None and (cut.data == 1 or cut.zero_stage > 0)
+    """Whether a plan may choose a cut: the trainer can run it with any number of sequences.
+
+    Sequences are cut only where a placement says so: that has run on no card yet.
+    """
+    is_any = cut.data == 1 or cut.zero_stage > 0
+    return why_not(model, cut) is None and is_any and cut.context == 1
 
 
 def is_uneven(cut: Parallel, sequences: int) -> bool:
