@@ -20,9 +20,9 @@ from typing import Any
 import grpc.aio
 
 from isthmus.protos.security import LoopbackSecurity
+from isthmus.sites.bench.gateways import cpu_s
 from isthmus.sites.gateway.links.frame_calls import FrameCall, Patience, dial
 from isthmus.sites.gateway.links.frame_listener import FrameListener
-from scripts.bench.timing import cpu_s
 
 METHOD = "/isthmus.exchange.v1.Exchange/Push"
 ACK = bytes(32)

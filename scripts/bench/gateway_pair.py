@@ -1,4 +1,7 @@
-"""Two gateways that ship, each with a stand-in for its rank, on loopback or an emulated link."""
+"""Two sites of gateways that ship, with stand-ins for their ranks, on loopback or an emulated link.
+
+By default a site has one gateway and one rank.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from pathlib import Path
 from isthmus.orchestrator.core.run_events import SiteNamespace
 from isthmus.protos.errors import IsthmusError
 from isthmus.sites.gateway.config import HELD_BYTES, GatewayConfig, PeerLink
+from isthmus.sites.local.chunk_grid import shard_numel
 from isthmus.sites.local.rank_messages import Reduce, Region
 from isthmus.sites.local.regions import create_region
 from isthmus.sites.worker.exchange.gateway_link import GatewayLink
@@ -39,7 +43,11 @@ class Setting:
     held_bytes: int = HELD_BYTES
     num_buckets: int = 1
     num_bytes: int
-    """float32 of a round, all buckets together."""
+    """float32 of a round at a site, all buckets together."""
+    num_ranks: int = 1
+    """Of each site; each has its shard of each bucket."""
+    num_lanes: int = 1
+    """Gateways of each site, which divide its ranks among them: a divisor of `num_ranks`."""
 
     @property
     def bound_s(self) -> float:
@@ -48,33 +56,34 @@ class Setting:
 
 
 class RankStandIn:
-    """The one rank of a site: posts its buckets, and waits until all have come back."""
+    """A rank of a site: posts its shards of buckets, and waits until all have come back."""
 
-    def __init__(self, path: Path, setting: Setting) -> None:
+    def __init__(self, path: Path, setting: Setting, rank: int) -> None:
         self._numel = setting.num_bytes // 4 // setting.num_buckets
         self._link = GatewayLink(path, DEADLINE_S)
-        self._link.join(rank=0, local_rank=0, generation=1, timeout_s=DEADLINE_S)
+        self._link.join(rank=rank, local_rank=rank, generation=1, timeout_s=DEADLINE_S)
         self._returned = threading.Semaphore(0)
         self._error: IsthmusError | None = None
         self.regions = []
         for bucket in range(setting.num_buckets):
-            values, descriptor = create_region(self._numel)
-            self._link.send(Region(region=bucket, numel=self._numel), descriptor)
+            numel = shard_numel(self._numel, setting.num_ranks)
+            values, descriptor = create_region(numel)
+            self._link.send(Region(region=bucket, numel=numel), descriptor)
             os.close(descriptor)
             self.regions.append(values)
         self._link.start(lambda _: self._returned.release(), self._failed)
 
-    def round(self, number: int) -> tuple[float, float]:
-        """Reduce all buckets; return when the first was posted and when the last came back."""
-        began_s = self.post(number)
-        ended_s = self.wait(number)
-        assert all((abs(values - 1.0) < 0.02).all() for values in self.regions)  # codecs round
-        return began_s, ended_s
+    def fill(self) -> None:
+        """Write what is to be reduced."""
+        for values in self.regions:
+            values.fill(1.0)
+
+    def check(self) -> None:
+        """Refuse a wrong result; codecs round."""
+        assert all((abs(values - 1.0) < 0.02).all() for values in self.regions)
 
     def post(self, number: int) -> float:
         """Hand all buckets over; return when the first was."""
-        for values in self.regions:
-            values.fill(1.0)
         began_s = time.perf_counter()
         for bucket in range(len(self.regions)):
             self._link.send(
@@ -106,17 +115,17 @@ class RankStandIn:
         self._returned.release(len(self.regions))
 
 
-def _config(setting: Setting, site: int, host: str, folder: Path) -> GatewayConfig:
+def _config(setting: Setting, site: int, lane: int, host: str, folder: Path) -> GatewayConfig:
     bytes_per_s = setting.bits_per_s / 8
     return GatewayConfig(
         run_id="bench",
         generation=1,
         config_hash="0" * 64,
         site=SITES[site],
-        gateway=0,
+        gateway=lane,
         sites=SITES,
-        gateways_per_site=(1, 1),
-        ranks_per_gateway=(1, 1),
+        gateways_per_site=(setting.num_lanes,) * 2,
+        ranks_per_gateway=(setting.num_ranks // setting.num_lanes,) * 2,
         plan=ReductionPlan(2, (), "two sites"),
         codecs=(setting.codec,),
         error_feedback=True,
@@ -127,7 +136,7 @@ def _config(setting: Setting, site: int, host: str, folder: Path) -> GatewayConf
         pipeline_bytes=int(3 * bytes_per_s * setting.rtt_s),
         verify_every=0,
         bind_host=host,
-        socket_path=str(folder / f"{SITES[site]}.sock"),
+        socket_path=str(_socket(folder, SITES[site], lane)),
         links=(PeerLink(site=SITES[1 - site], bytes_per_s=bytes_per_s, rtt_s=setting.rtt_s),),
         peer_lost_s=30.0,
         rank_wait_s=300.0,
@@ -140,46 +149,63 @@ def _config(setting: Setting, site: int, host: str, folder: Path) -> GatewayConf
 def pair(
     setting: Setting, places: Mapping[str, SiteNamespace] | None = None
 ) -> Iterator[tuple[list[GatewayProcess], list[RankStandIn]]]:
-    """Run two gateways, connected, with a rank each; by site, the namespaces where they are."""
+    """Run the gateways of two sites, connected, with their ranks: the first site's first.
+
+    `places` are the sites' namespaces; without any they are on loopback.
+    """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        gateways = []
+        sites: list[list[GatewayProcess]] = []
         for index, site in enumerate(SITES):
             place = places[site] if places else None
-            log = folder / f"{site}.log"
-            stack.callback(_show_warnings, log)
-            gateway = stack.enter_context(GatewayProcess(log, place))
-            stack.callback(gateway.end)
-            gateway.configure(_config(setting, index, gateway.host, folder))
-            gateways.append(gateway)
-        for index, gateway in enumerate(gateways):
-            gateway.connect((SITES[1 - index], gateways[1 - index]))
+            lanes = []
+            for lane in range(setting.num_lanes):
+                log = folder / f"{site}{lane}.log"
+                stack.callback(_show_warnings, log)
+                gateway = stack.enter_context(GatewayProcess(log, place))
+                stack.callback(gateway.end)
+                gateway.configure(_config(setting, index, lane, gateway.host, folder))
+                lanes.append(gateway)
+            sites.append(lanes)
+        for lanes, others in zip(sites, reversed(sites), strict=True):
+            for gateway in lanes:
+                gateway.connect(*others)
+        gateways = [gateway for lanes in sites for gateway in lanes]
         for gateway in gateways:
             gateway.wait("connected", DEADLINE_S)
         ranks = []
         for site in SITES:
-            rank = RankStandIn(folder / f"{site}.sock", setting)
-            stack.callback(rank.leave)
-            ranks.append(rank)
+            for rank in range(setting.num_ranks):
+                lane = rank * setting.num_lanes // setting.num_ranks
+                ranks.append(RankStandIn(_socket(folder, site, lane), setting, rank))
+                stack.callback(ranks[-1].leave)
         yield gateways, ranks
 
 
+def _socket(folder: Path, site: str, lane: int) -> Path:
+    return folder / f"{site}{lane}.sock"
+
+
 def both(ranks: list[RankStandIn], number: int) -> float:
-    """Let both sites do one round; return how long it took."""
+    """Let both sites do one round; return the time from the first post to the last result."""
     spans: list[tuple[float, float]] = []
-    gate = threading.Barrier(2)
+    gate = threading.Barrier(len(ranks))
 
     def run(rank: RankStandIn) -> None:
+        rank.fill()
         gate.wait(DEADLINE_S)
-        spans.append(rank.round(number))
+        began_s = rank.post(number)
+        spans.append((began_s, rank.wait(number)))
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(DEADLINE_S)
-    if len(spans) < 2:
+    if len(spans) < len(ranks):
         raise SystemExit(f"round {number} did not end at both sites")
+    for rank in ranks:
+        rank.check()
     return max(end for _, end in spans) - min(begin for begin, _ in spans)
 
 

@@ -6,6 +6,10 @@ after round. A round takes from the first post to the last result. The bound: th
 link's rate, of which 96.5 % are payload, and half a round trip. CPU seconds are of both gateways
 together, a GB (1e9 bytes) of float32 at one site.
 
+With --lanes each site has several gateways, on loopback: how fast is the exchange by their number,
+and what does it cost? A row tells CPU seconds of one site's gateways. Beside them is Gloo with as
+many processes a site, each of which reduces its part of the bytes with the other site's.
+
 `isthmus bench allreduce` measures whole runs, with losses and other flows where that is asked for.
 """
 
@@ -26,10 +30,12 @@ from isthmus.orchestrator.emulator.emulator_child import running_emulator
 from isthmus.orchestrator.emulator.emulator_config import NetnsConfig
 from isthmus.orchestrator.emulator.link_shape import LinkShape
 from isthmus.protos.own_processes import entered
+from isthmus.sites.bench.gateways import cpu_s
 from isthmus.sites.gateway.config import HELD_BYTES
 from isthmus.topology.trees.wire_load import chunk_bytes_for
+from scripts.bench import gateway_lanes
 from scripts.bench.gateway_pair import DEADLINE_S, SITES, Setting, both, pair
-from scripts.bench.timing import cpu_s, numbers, rss_bytes
+from scripts.bench.timing import numbers, rss_bytes
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -38,21 +44,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rates", type=numbers, default=[200, 1000], help="Mbit/s")
     parser.add_argument("--rtts", type=numbers, default=[20, 80, 150], help="ms")
     parser.add_argument("--congestion", default="cubic")
-    parser.add_argument("--codec", default="fp32")
+    parser.add_argument("--codec", help="with --lanes several, as fp32,int8")
     parser.add_argument("--channels", type=int, help="exactly; else as gateways choose them")
     parser.add_argument("--chunk-kib", type=int, help="else as gateways choose it")
     parser.add_argument("--held-mib", type=int, default=HELD_BYTES >> 20, help="of early frames")
-    parser.add_argument("--mib", type=int, default=64, help="of float32 a round")
-    parser.add_argument("--buckets", type=int, default=1, help="that a round consists of")
+    parser.add_argument("--mib", type=int, help="of float32 a round")
+    parser.add_argument("--buckets", type=int, help="that a round consists of")
     parser.add_argument("--warmup", type=int, default=3, help="rounds")
     parser.add_argument("--rounds", type=int, default=5, help="that are measured")
     parser.add_argument("--busy", action="store_true", help="ranks with a busy Python thread, too")
     parser.add_argument("--idle", type=float, default=0.0, help="seconds between two rounds")
     parser.add_argument("--warm", action="store_true", help="tcp_slow_start_after_idle=0")
+    parser.add_argument("--lanes", type=numbers, help="gateways of a site, as 1,2,4")
+    parser.add_argument("--ranks", type=int, help="with --lanes: of a site; else the most lanes")
+    parser.add_argument("--turns", type=int, default=2, help="with --lanes: of all rows")
 
 
-def run(options: argparse.Namespace) -> None:
-    """Print a row for each rate and RTT."""
+def run(options: argparse.Namespace) -> int:
+    """Print a row for each rate and RTT, or with --lanes for each number of gateways."""
+    if options.lanes:
+        options.codec, options.mib = options.codec or "fp32,int8", options.mib or 512
+        return gateway_lanes.run(options)
+    options.codec, options.mib = options.codec or "fp32", options.mib or 64
     print("Mbit/s   ms | first s  median     max | /bound | MB/s fp32 | CPU s/GB, RSS MB", end="")
     print("" if options.loopback else " | retransmitted")
     links = ([100e3], [0.1]) if options.loopback else (options.rates, options.rtts)
@@ -66,11 +79,12 @@ def run(options: argparse.Namespace) -> None:
             channels=options.channels,
             chunk_bytes=chunk_bytes
             or chunk_bytes_for(1 << 20, options.codec, bits_per_s / 8, rtt_s, is_gather=True),
-            num_buckets=options.buckets,
+            num_buckets=options.buckets or 1,
             num_bytes=options.mib << 20,
             held_bytes=options.held_mib << 20,
         )
         print(f"{rate:6.0f} {rtt_ms:4.0f} | {row(setting, options)}", flush=True)
+    return 0
 
 
 def row(setting: Setting, options: argparse.Namespace) -> str:
@@ -80,7 +94,7 @@ def row(setting: Setting, options: argparse.Namespace) -> str:
         if not options.loopback:
             places = stack.enter_context(_emulated(setting, options))
         gateways, ranks = stack.enter_context(pair(setting, places))
-        pids = [gateway.process.pid for gateway in gateways]
+        pids = tuple(gateway.process.pid for gateway in gateways)
         quiet_s: list[float] = []
         busy_s: list[float] = []
         used_s = 0.0

@@ -58,6 +58,8 @@ def most_bytes(setting: Setting) -> list[int]:
     """Return what each gateway had at most, beyond what it had at first."""
     with pair(setting) as (gateways, ranks):
         pids = [gateway.process.pid for gateway in gateways]
+        for rank in ranks:
+            rank.fill()
         first = [_private_bytes(pid) for pid in pids]
         most = [0, 0]
         ranks[0].post(0)

@@ -1,4 +1,4 @@
-"""Times of calls, times of processors, and lists of numbers as options have them."""
+"""Times of calls, sizes of processes, and lists of numbers as options have them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,6 @@ def best_s(work: Callable[[], object], seconds: float) -> float:
     while time.perf_counter() < end:
         best = min(best, *times_s(work, 2))
     return best
-
-
-def cpu_s(pids: Iterable[int]) -> float:
-    """Return the processor time that processes have used, the kernel's for them included."""
-    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
 
 
 def rss_bytes(pids: Iterable[int]) -> int:

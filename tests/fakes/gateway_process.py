@@ -28,6 +28,7 @@ class GatewayProcess:
 
     def __init__(self, log: Path, place: SiteNamespace | None = None) -> None:
         self.host = place.address if place else "127.0.0.1"
+        self.config: GatewayConfig
         self.lines: list[Mapping[str, Any]] = []
         self._changed = threading.Condition()
         self._log = log.open("wb")
@@ -68,18 +69,19 @@ class GatewayProcess:
 
     def configure(self, config: GatewayConfig) -> None:
         """Write the first line."""
+        self.config = config
         self.say(json.dumps({"op": "configure", **to_json(config)}).encode())
 
-    def connect(self, *peers: tuple[str, GatewayProcess]) -> None:
-        """Say where the first gateways of other sites listen."""
+    def connect(self, *peers: GatewayProcess) -> None:
+        """Say where the gateways of other sites listen, which have been configured."""
         endpoints = [
             {
-                "site": site,
-                "gateway": 0,
+                "site": peer.config.site,
+                "gateway": peer.config.gateway,
                 "host": peer.host,
                 "port": peer.wait("listening")["port"],
             }
-            for site, peer in peers
+            for peer in peers
         ]
         self.say(json.dumps({"op": "connect", "peers": endpoints}).encode())
 

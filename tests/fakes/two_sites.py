@@ -150,8 +150,7 @@ def gateway_processes(
             # Small chunks, so that a bucket has several, which end within ranks' shards.
             process.configure(dataclasses.replace(config, chunk_bytes=1024, verify_every=1))
         for process in processes:
-            peers = zip(names, processes, strict=True)
-            process.connect(*[(name, peer) for name, peer in peers if peer is not process])
+            process.connect(*(peer for peer in processes if peer is not process))
         for process in processes:
             process.wait("connected")
         yield processes, paths

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from isthmus.orchestrator.evidence.bench.allreduce_baselines import (
+    LOOPBACK,
     measure_baseline,
+    outputs_of,
     require_full_mesh,
 )
 from isthmus.orchestrator.evidence.bench.allreduce_bench import (
@@ -283,6 +285,22 @@ def test_gloo_over_emulated_packets() -> None:
     assert len(found.times.all_s) == 2
     assert found.times.min_s > 0.01  # 1 MiB at 100 MB/s: it did cross the link
     assert found.cpu_s_per_gb > 0
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.multiprocess
+def test_two_gloo_processes_a_site_reduce_their_own_parts(tmp_path: Path) -> None:
+    command = [
+        *("isthmus.sites.bench.gloo", "--size-bytes", "4096", "--count", "2", "--timeout", "60"),
+        *("--world-size", "4", "--lanes", "2"),
+        *("--store", str(tmp_path / "store"), "--device", LOOPBACK),
+    ]
+    east, east2, west, west2 = outputs_of(
+        "gloo", command, dict.fromkeys(["east0", "east1", "west0", "west1"]), tmp_path, 60.0
+    )
+    assert [len(each["repeats"]) for each in (east, east2, west, west2)] == [2, 2, 2, 2]
+    assert east["digest"] == west["digest"] != east2["digest"] == west2["digest"]
 
 
 @pytest.mark.slow

@@ -60,8 +60,8 @@ def start_one(
 def start(stack: ExitStack, folder: Path, plan: ReductionPlan, codec: str) -> list[GatewayProcess]:
     """Start three gateways, and let them dial."""
     processes = [start_one(stack, folder, plan, codec, site) for site in range(3)]
-    for site, process in enumerate(processes):
-        process.connect(*((SITES[at], each) for at, each in enumerate(processes) if at != site))
+    for process in processes:
+        process.connect(*(each for each in processes if each is not process))
     for process in processes:
         process.wait("connected")
     return processes

@@ -29,8 +29,8 @@ def start_pair(
     configs = [gateway_config(folder, PLAN, site, **changes) for site in range(2)]
     for process, config in zip(processes, configs, strict=True):
         process.configure(config)
-    processes[0].connect((SITES[1], processes[1]))
-    processes[1].connect((SITES[0], processes[0]))
+    processes[0].connect(processes[1])
+    processes[1].connect(processes[0])
     ranks = [stack.enter_context(GatewayRank(config.socket_path, 0)) for config in configs]
     for process, rank in zip(processes, ranks, strict=True):
         assert rank.receive()["op"] == "welcome"

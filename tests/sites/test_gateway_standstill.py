@@ -256,8 +256,8 @@ def test_gateways_that_all_stand_still_go_on(tmp_path: Path) -> None:
             gateway.configure(config)
             gateway.wait("listening")
         gateways[1].process.send_signal(signal.SIGSTOP)
-        gateways[0].connect((SITES[1], gateways[1]))
-        gateways[1].connect((SITES[0], gateways[0]))
+        gateways[0].connect(gateways[1])
+        gateways[1].connect(gateways[0])
         wait_until_dialled(gateways[0])
         stand_still(gateways, 1.5 * detect_s)
         for gateway in gateways:

@@ -112,22 +112,46 @@ def measure_baseline(
                 places[each].address if is_emulated else LOOPBACK_ADDRESS for each in names
             )
             command += ["--folder", str(folder), "--addresses", *addresses]
-        peers = [
-            stack.enter_context(_running(site, places.get(site), rank, command, folder))
-            for rank, site in enumerate(names)
-        ]
-        deadline_s = time.monotonic() + timeout_s
-        _wait(name, dict(zip(names, peers, strict=True)), folder, deadline_s)
+        told = outputs_of(
+            name, command, {each: places.get(each) for each in names}, folder, timeout_s
+        )
         time.sleep(POLL_S)  # a last sample of cross traffic comes after the last repetition
-        told = [json.loads(_out(folder, site).read_bytes()) for site in names]
         return _baseline(name, told, size_bytes, warmup, folder, topology)
+
+
+def outputs_of(
+    name: str,
+    command: Sequence[str],
+    places: Mapping[str, SiteNamespace | None],
+    folder: Path,
+    timeout_s: float,
+) -> list[Mapping[str, Any]]:
+    """Run a process of one of BASELINES at each place; return what each has written at its end.
+
+    Args:
+        name: of BASELINES.
+        command: module and arguments; each process gets its own --rank.
+        places: namespaces, by the processes' names, in the order of ranks; None: this process's.
+        folder: where outputs and logs are written.
+        timeout_s: for all of it.
+
+    Raises:
+        MeasurementError: a process failed, or took too long.
+    """
+    with contextlib.ExitStack() as stack:
+        peers = {
+            each: stack.enter_context(_running(each, place, rank, command, folder))
+            for rank, (each, place) in enumerate(places.items())
+        }
+        _wait(name, peers, folder, time.monotonic() + timeout_s)
+        return [json.loads(_out(folder, each).read_bytes()) for each in places]
 
 
 @contextlib.contextmanager
 def _running(
     site: str, place: SiteNamespace | None, rank: int, command: Sequence[str], folder: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run one site's process; it has ended when the block has."""
+    """Run one process; it has ended when the block has."""
     namespaces = None if place is None else (place.user, place.net)
     with _out(folder, site).open("wb") as out, _log(folder, site).open("wb") as log:
         process = subprocess.Popen(
