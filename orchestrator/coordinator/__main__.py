@@ -38,6 +38,7 @@ from isthmus.protos.failure import reason_of
 from isthmus.protos.identities import COORDINATOR
 from isthmus.protos.private_files import keep_private
 from isthmus.protos.security import control_security, require_protected
+from isthmus.protos.usable_cores import usable_cores
 from isthmus.topology.documents.placement import restricted
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.timeouts import Timeouts
@@ -139,6 +140,7 @@ async def _lead(settings: Settings, signalled: asyncio.Future[int]) -> Endpoint 
             settings.runs,
             _fault_plan(settings, agents),
             agents_outlive=not settings.is_embedded,
+            own_cores=usable_cores() if settings.is_embedded else None,
         )
         service = CoordinatorService(control)
         server = make_server(service, timeouts)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from isthmus.protos.failure import reason_of
 from isthmus.protos.versions import build
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.hashing import topology_hash
+from isthmus.topology.spec.lanes import AgentMachine
 from isthmus.topology.spec.timeouts import Timeouts
 from isthmus.topology.spec.world import GATEWAY_PORTS, Topology
 
@@ -73,12 +74,14 @@ class Control:
         faults: FaultPlan | None = None,
         *,
         agents_outlive: bool = True,
+        own_cores: int | None = None,
     ) -> None:
         """Raise the generation, and go on with what an earlier coordinator left unfinished.
 
         One that no agent can hold any more ends as lost.
 
-        `journal` stays the caller's, who closes it after the last call.
+        `journal` stays the caller's, who closes it after the last call. `own_cores` are those of
+        this machine, where all sites are on it; None: each agent tells its own.
 
         Raises:
             UnreadableRunError: agents may hold a run that cannot be gone on with. Nothing was
@@ -107,6 +110,7 @@ class Control:
         self.state = journal.path.parent.absolute()
         self._sites = tuple(site.name for site in topology.sites)
         self._sessions = Sessions(self._sites, self._topology_hash)
+        self._own_cores = own_cores
         self._leases = Leases(self.timeouts.lease_s)
         self._ended_agents: dict[str, run_events.AgentEnded] = {}
         self._gone_agents: dict[str, str] = {}
@@ -422,14 +426,25 @@ class Control:
             )
         return run_id in self._journal.run_ids()
 
-    def decide(self, request: control_pb2.SubmitRequest) -> Submission:
+    def machines(self) -> dict[str, AgentMachine]:
+        """Return the machines of sites, as far as they are known by now."""
+        if self._own_cores is None:
+            return self._sessions.machines()
+        here = AgentMachine(host="", usable_cores=self._own_cores, has_all_nodes=True)
+        return dict.fromkeys(self._sites, here)
+
+    def decide(
+        self, request: control_pb2.SubmitRequest, machines: Mapping[str, AgentMachine]
+    ) -> Submission:
         """Return what a submission comes to. For any thread: with many sites it takes seconds.
+
+        `machines` are those that `machines` returns.
 
         Raises:
             ConfigError: the documents have mistakes.
             ConfigMismatchError: the topology is not this coordinator's.
         """
-        return decided(request, self._topology_hash)
+        return decided(request, self._topology_hash, machines)
 
     def submit(self, submission: Submission) -> None:
         """Begin a run, or have it wait for its sites; nothing, if there is one of that name.

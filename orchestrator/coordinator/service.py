@@ -163,7 +163,9 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         async with _answering(context):
             if not self._control.is_known(request.run_id):
                 # Meanwhile the sites of other runs are heard.
-                submission = await asyncio.to_thread(self._control.decide, request)
+                submission = await asyncio.to_thread(
+                    self._control.decide, request, self._control.machines()
+                )
                 self._control.submit(submission)
             state = str(self._control.state)
             return control_pb2.SubmitResponse(run_id=request.run_id, state=state)

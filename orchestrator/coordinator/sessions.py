@@ -22,6 +22,7 @@ from isthmus.protos.errors import (
 from isthmus.protos.limits import CONTROL_MESSAGE_BYTES
 from isthmus.protos.numbered import Numbered
 from isthmus.protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN, build, negotiate
+from isthmus.topology.spec.lanes import AgentMachine
 
 WAITING_MESSAGES = 64
 """Answers to heartbeats that may wait: an agent that reads so little is gone."""
@@ -38,6 +39,7 @@ class Session:
     def __init__(self, hello: control_pb2.Hello, protocol: int) -> None:
         self.site = hello.site
         self.host = hello.host
+        self.usable_cores = hello.usable_cores
         self.incarnation = hello.incarnation
         self.protocol = protocol
         self.id = uuid.uuid4().hex
@@ -196,6 +198,14 @@ class Sessions:
     def hosts(self) -> dict[str, str]:
         """Return the sites that have an agent, and where it runs."""
         return {site: session.host for site, session in self._by_site.items()}
+
+    def machines(self) -> dict[str, AgentMachine]:
+        """Return the sites whose agents have said how many cores they may use, and where."""
+        return {
+            site: AgentMachine(host=session.host, usable_cores=session.usable_cores)
+            for site, session in self._by_site.items()
+            if session.usable_cores
+        }
 
     def admit(self, hello: control_pb2.Hello) -> tuple[Session, bool]:
         """Return the session of an agent, which has yet to connect, and whether it goes on.

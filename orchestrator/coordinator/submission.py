@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,10 +21,13 @@ from isthmus.topology.documents.run_documents import DocumentText, load_run
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.hashing import topology_hash
 from isthmus.topology.spec.job import Job, Reduction
+from isthmus.topology.spec.lanes import AgentMachine, decide_lanes, with_lanes
 from isthmus.topology.spec.plan_decisions import overrides_of
 from isthmus.topology.spec.plan_wishes import Replan
 from isthmus.topology.spec.run_spec import RunSpec
 from isthmus.topology.spec.world import Topology
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +142,15 @@ def _document(text: DocumentText) -> control_pb2.Document:
     return control_pb2.Document(source=text.source, text=text.text, overrides=text.overrides)
 
 
-def decided(request: control_pb2.SubmitRequest, own_hash: str) -> Submission:
+def decided(
+    request: control_pb2.SubmitRequest, own_hash: str, machines: Mapping[str, AgentMachine]
+) -> Submission:
     """Parse both documents and decide the run; every mistake of both is told at once.
 
     Args:
         request: What an operator asks for.
         own_hash: The hash of the coordinator's own topology.
+        machines: Of the sites whose agents are there.
 
     Raises:
         ConfigError: They have mistakes.
@@ -165,9 +172,13 @@ def decided(request: control_pb2.SubmitRequest, own_hash: str) -> Submission:
         run.job, job_text.text, job_text.source, job_text.overrides, os.environ
     ):
         raise ConfigError(lacking)
+    lanes = decide_lanes(run.topology, machines)
+    for site, each in lanes.items():
+        if each.is_of_interest:
+            log.info("site %s: %d gateways a node: %s", site, each.num_gateways, each.why)
     spec = decide_run(
         run.job,
-        run.topology,
+        with_lanes(run.topology, lanes),
         run.reduction,
         folder=PurePath(job_text.source).parent,
         replan=_replan(run.job, job_text, is_planned=bool(decisions)),

@@ -24,6 +24,7 @@ from isthmus.orchestrator.doctor.kinds import finding
 from isthmus.orchestrator.doctor.machine_checks import (
     Machine,
     bound_hosts,
+    lane_findings,
     machine_findings,
     torch_findings,
 )
@@ -280,6 +281,7 @@ def _checked(examined: Examined, seen: Sequence[tuple[Examiner, Machine]]) -> li
         is_first = all(site.name not in by_site for site in machine.sites)
         by_site |= {site.name: machine for site in machine.sites} if is_first else {}
         further += [] if is_first else [machine]
+        found += lane_findings(machine, topology) if is_first else []
     for examiner, machine in seen:
         found += _of_machine(examined, machine)
         if not topology.emulate:

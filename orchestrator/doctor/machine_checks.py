@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import shlex
@@ -15,8 +16,9 @@ from isthmus.protos import versions
 from isthmus.protos.training_part import CURE
 from isthmus.topology.spec.expected_devices import expected_device, unlike
 from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.lanes import LANE_BYTES_PER_S, AgentMachine, decide_lanes
 from isthmus.topology.spec.machine_facts import Facts, Folder
-from isthmus.topology.spec.units import format_size
+from isthmus.topology.spec.units import format_rate, format_size
 from isthmus.topology.spec.world import Site, Topology
 from isthmus.topology.trees.channels import FLOWS_MAX, first_channels
 
@@ -258,6 +260,29 @@ def _expected_devices(machine: Machine, topology: Topology, job: Job | None) -> 
             yield finding("few-accelerators/described", at, **says, seen=len(names))
         elif others:
             yield finding("accelerators-differ", at, **says, other=others[0])
+
+
+def lane_findings(machine: Machine, topology: Topology) -> Iterator[Finding]:
+    """Yield how many gateways a node gets, where a site leaves it to isthmus and asks for several.
+
+    Args:
+        machine: That of the sites' agents.
+        topology: The sites that take part.
+    """
+    cores = machine.facts.usable_cores
+    if cores is None:
+        return
+    own = {site.name for site in machine.sites}
+    here = dataclasses.replace(
+        topology, sites=tuple(site for site in topology.sites if site.name in own)
+    )
+    agent = AgentMachine(host=machine.facts.host, usable_cores=cores)
+    for name, lanes in decide_lanes(here, dict.fromkeys(own, agent)).items():
+        if lanes.is_of_interest:
+            rate = format_rate(LANE_BYTES_PER_S)
+            yield finding(
+                "gateways-chosen", name, count=lanes.num_gateways, reasons=lanes.why, rate=rate
+            )
 
 
 def torch_findings(machines: Sequence[Machine]) -> Iterator[Finding]:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from isthmus.orchestrator.evidence.bench.allreduce_baselines import LOOPBACK, outputs_of
 from isthmus.orchestrator.evidence.bench.allreduce_bench import GB, spans_of
+from isthmus.protos.usable_cores import usable_cores
 from isthmus.sites.bench.gateways import cpu_s
-from isthmus.sites.facts.usable_cores import usable_cores
 from scripts.bench.gateway_pair import DEADLINE_S, SITES, Setting, both, pair
 
 GLOO = "gloo"

@@ -29,6 +29,7 @@ from isthmus.protos.proxies import PROXY
 from isthmus.protos.save_time import save_within_s
 from isthmus.protos.security import require_protected
 from isthmus.protos.training_part import require_training_part
+from isthmus.protos.usable_cores import usable_cores
 from isthmus.protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN, build
 from isthmus.sites.agent.agent import Agent, CoordinatorSettings, join_within_s
 from isthmus.sites.agent.logs import OwnLines
@@ -114,6 +115,7 @@ def _hello(site: str, topology_hash: str) -> Hello:
         site=site,
         incarnation=uuid.uuid4().hex,
         host=platform.node(),
+        usable_cores=usable_cores(),
     )
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from isthmus.protos import versions
 from isthmus.protos.training_part import what_lacks
+from isthmus.protos.usable_cores import usable_cores
 from isthmus.sites.facts.files import cannot_enter, look_at_folder, match
 from isthmus.sites.facts.training_script import look_at
 from isthmus.topology.spec.machine_facts import Accelerators, Facts, Limits, Tcp, Wanted
@@ -49,6 +50,7 @@ def collect(wanted: Wanted) -> Facts:
         python=platform.python_version(),
         torch=_torch_version(),
         lacks=what_lacks(),
+        usable_cores=usable_cores(),
         limits=_limits(),
         tcp=_tcp(),
         shared_memory_bytes=look_at_folder(_SHARED_MEMORY).free_bytes

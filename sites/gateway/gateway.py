@@ -15,8 +15,8 @@ from isthmus.protos.errors import IsthmusError, LocalProtocolError, failure_of
 from isthmus.protos.failure import Failure, one_line
 from isthmus.protos.frame import Frame
 from isthmus.protos.metrics import AGAIN, ENTRY, FETCH_S, LINK, STATE_BYTES
+from isthmus.protos.usable_cores import usable_cores
 from isthmus.sites.codecs.codec import Floats
-from isthmus.sites.facts.usable_cores import usable_cores
 from isthmus.sites.gateway.agent_port import Resume, Settle
 from isthmus.sites.gateway.config import GatewayConfig, GatewayId
 from isthmus.sites.gateway.links.peer_links import Link, Opinion, PeerLinks, side_by_side

@@ -36,4 +36,4 @@ def submission_of(request: control_pb2.SubmitRequest) -> Submission:
     """Return what a coordinator of the request's own topology decides."""
     text = request.topology
     own = load_topology(text.text, text.source, text.overrides)
-    return decided(request, topology_hash(own))
+    return decided(request, topology_hash(own), {})

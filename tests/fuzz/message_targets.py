@@ -72,7 +72,7 @@ def _controlled(*, runs: bool = True) -> Iterator[tuple[Control, Session]]:
             session = control.join(_hello("a")).session
             control.join(_hello("b"))
             if runs:
-                control.submit(control.decide(_submit()))
+                control.submit(control.decide(_submit(), {}))
             yield control, session
         finally:
             journal.close()
@@ -127,7 +127,7 @@ def _take_submission(data: bytes) -> None:
     def take() -> None:
         with _controlled(runs=False) as (control, _):
             if not control.is_known(request.run_id):
-                control.submit(control.decide(request))
+                control.submit(control.decide(request, {}))
 
     _in_a_loop(take)
 

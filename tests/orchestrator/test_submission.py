@@ -33,7 +33,7 @@ def submission(
         topology=control_pb2.Document(source="topology.yaml", text=topology_text(3)),
         decisions="" if decisions is None else json.dumps(decisions),
     )
-    return decided(request, own or topology_hash(topology(3)))
+    return decided(request, own or topology_hash(topology(3)), {})
 
 
 def test_a_plans_decisions_are_in_the_spec_and_among_the_evidence() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from isthmus.topology.catalogue.accelerators import accelerator_of, catalogue
 from isthmus.topology.documents.references import ancestry
 from isthmus.topology.models.topology_model import (
+    AUTO,
     LOOPBACK,
     EmulationModel,
     FabricModel,
@@ -78,7 +79,8 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
     launcher = nearest("launcher")
     wan = own.wan or WanModel(interfaces=[])
     rates = (each.wan.nic for each in chain if each.wan is not None)
-    gateways = (each.wan.gateways_per_node for each in chain if each.wan is not None)
+    counts = (each.wan.gateways_per_node for each in chain if each.wan is not None)
+    gateways = next((count for count in counts if count is not None), AUTO)
     return Site(
         name=own.name,
         index=index,
@@ -96,7 +98,8 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
         fabric=_fabric(nearest("fabric")),
         launcher=Launcher() if launcher is None else launcher.resolved(),
         nic_bytes_per_s=next((rate for rate in rates if rate is not None), None),
-        gateways_per_node=next((count for count in gateways if count is not None), 1),
+        gateways_per_node=gateways if isinstance(gateways, int) else 1,
+        chooses_gateways=gateways == AUTO,
         job_folder=own.job_folder or "",
     )
 

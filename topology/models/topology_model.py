@@ -236,16 +236,40 @@ class FabricModel(Strict):
     latency: Duration
 
 
+def _gateways(value: object) -> int | str:
+    """Return a number of gateways, or `auto`."""
+    if value == AUTO:
+        return AUTO
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_RANKS_PER_NODE:
+        return value
+    raise ValueError(
+        f"want {AUTO}, or a whole number from 1 to {MAX_RANKS_PER_NODE}; got {shown(value)}"
+    )
+
+
+AUTO = "auto"
+Gateways = Annotated[
+    int | str,
+    PlainValidator(_gateways),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "maximum": MAX_RANKS_PER_NODE},
+                {"type": "string", "const": AUTO},
+            ]
+        }
+    ),
+]
+
+
 class WanModel(Strict):
     """How a site meets the WAN."""
 
     gateways_per_node: Annotated[
-        int | None,
+        Gateways | None,
         Field(
-            ge=1,
-            le=MAX_RANKS_PER_NODE,
-            description="Processes that carry a node's traffic, each that of as many ranks; 1 "
-            "where nothing is said.",
+            description="Processes that carry a node's traffic, each that of as many ranks; auto, "
+            "also where nothing is said: as many as its links, its card and its cores ask for."
         ),
     ] = None
     nic: Annotated[Rate | None, Field(description="Of each node, towards the WAN.")] = None

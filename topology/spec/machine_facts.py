@@ -130,6 +130,8 @@ class Facts:
     """The version of torch; None: it is not installed."""
     lacks: str | None = None
     """Packages missing for ranks and gateways; None: none, or unknown to an older build."""
+    usable_cores: Count | None = None
+    """Processor cores that its processes may use."""
     limits: Limits = Limits()
     tcp: Tcp = Tcp()
     shared_memory_bytes: Count | None = None

@@ -6,7 +6,7 @@ Made from YAML by topology/documents/load.py; frozen. Rates are bytes per second
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from isthmus.topology.spec.json_fields import REQUIRED
+from isthmus.topology.spec.json_fields import IF_USED, REQUIRED
 
 EMULATORS = ("auto", "relay", "netns")
 """The kinds of WAN emulation. `relay`: connections pass through user space, on any system. `netns`:
@@ -138,7 +138,10 @@ class Site:
     """Bytes per second that each node can send towards the WAN; None: as much as its links
     carry."""
     gateways_per_node: int = field(default=1, metadata=REQUIRED)
-    """Gateways that divide the ranks of a node among them: a divisor of accelerators_per_node."""
+    """Gateways that divide the ranks of a node among them: a divisor of accelerators_per_node. 1
+    while it has yet to be decided."""
+    chooses_gateways: bool = field(default=False, compare=False, metadata=IF_USED)
+    """Whether `gateways_per_node` has yet to be decided, for a run (topology/spec/lanes.py)."""
     job_folder: str = field(default="", compare=False, metadata=REQUIRED)
     """Folder at the site that corresponds to the folder of the job file; empty: the same path."""
 

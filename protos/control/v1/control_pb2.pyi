@@ -115,6 +115,7 @@ class Hello(google.protobuf.message.Message):
     JOURNAL_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
     RUN_FIELD_NUMBER: builtins.int
+    USABLE_CORES_FIELD_NUMBER: builtins.int
     protocol_min: builtins.int
     """lowest version of this contract that the sender speaks"""
     protocol_max: builtins.int
@@ -135,6 +136,8 @@ class Hello(google.protobuf.message.Message):
     """journal of the coordinator last served; empty: none"""
     generation: builtins.int
     """highest generation seen from a coordinator of that journal"""
+    usable_cores: builtins.int
+    """processor cores that the agent's processes may use; 0: unknown"""
     @property
     def run(self) -> global___RunReport:
         """the run in progress at the site; absent: none"""
@@ -154,9 +157,10 @@ class Hello(google.protobuf.message.Message):
         journal: builtins.str = ...,
         generation: builtins.int = ...,
         run: global___RunReport | None = ...,
+        usable_cores: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["build", b"build", "generation", b"generation", "host", b"host", "incarnation", b"incarnation", "journal", b"journal", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "received", b"received", "run", b"run", "session", b"session", "site", b"site", "topology_hash", b"topology_hash"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["build", b"build", "generation", b"generation", "host", b"host", "incarnation", b"incarnation", "journal", b"journal", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "received", b"received", "run", b"run", "session", b"session", "site", b"site", "topology_hash", b"topology_hash", "usable_cores", b"usable_cores"]) -> None: ...
 
 global___Hello = Hello
 

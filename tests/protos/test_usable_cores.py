@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.sites.facts.usable_cores import usable_cores
+from isthmus.protos.usable_cores import usable_cores
 
 
 @pytest.fixture(autouse=True)
