@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,9 +28,11 @@ from isthmus.orchestrator.plans import plan_of, read_plan
 from isthmus.orchestrator.run_folder.run_files import write_atomically
 from isthmus.topology.documents.light import too_quick_links
 from isthmus.topology.documents.load import document_kind, split_overrides
+from isthmus.topology.documents.placement import restricted
 from isthmus.topology.faults.loading import check_faults
 from isthmus.topology.schemas.schema import SCHEMAS, schema_text
 from isthmus.topology.spec.errors import ConfigError, Problem
+from isthmus.topology.spec.lanes import bounds_of_lanes
 from isthmus.topology.spec.measured_links import drifts
 from isthmus.topology.spec.world import Topology
 
@@ -165,7 +168,7 @@ def plan(
 
     Nothing is started. The job's `plan` section says what may be decided.
     """
-    from isthmus.orchestrator.evidence.view.plan_view import difference, shown
+    from isthmus.orchestrator.evidence.view.plan_view import difference, shown, shown_lanes
     from isthmus.topology.planner.document import plan_text
 
     pair = load_pair(job, overrides, topology_path, to_plan=True)
@@ -174,9 +177,16 @@ def plan(
     if out is not None:
         write_atomically(out, plan_text(plan))
         output.note(f"written: {out}; execute it: isthmus launch {job} --plan {out}")
-    data = {"plan": plan, "out": None if out is None else str(out)}
+    topology = restricted(pair.topology, [each["site"] for each in plan["decisions"]["placement"]])
+    lanes = bounds_of_lanes(topology)
+    data = {
+        "plan": plan,
+        "gateways_per_node": {name: dataclasses.asdict(each) for name, each in lanes.items()},
+        "out": None if out is None else str(out),
+    }
     if before is None:
-        return output.result(data, "" if output.as_json else shown(plan))
+        text = "" if output.as_json else f"{shown(plan)}\n\n{shown_lanes(topology, lanes)}"
+        return output.result(data, text)
     changes = difference(before.plain, plan)
     lines = [f"{each['path']}: {each['before']} → {each['after']}" for each in changes]
     text = "\n".join(lines) if lines else f"no difference to {other}"

@@ -188,7 +188,7 @@ def show_command(output: Output, file: Path, overrides: tuple[str, ...]) -> int:
             "name": site.name,
             "nodes": site.nodes,
             "accelerators_per_node": site.accelerators_per_node,
-            "gateways_per_node": site.gateways_per_node,
+            "gateways_per_node": "auto" if site.chooses_gateways else site.gateways_per_node,
             "accelerator": site.accelerator.name,
             "memory_bytes": site.accelerator.memory_bytes,
         }

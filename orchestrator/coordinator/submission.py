@@ -175,7 +175,7 @@ def decided(
     lanes = decide_lanes(run.topology, machines)
     for site, each in lanes.items():
         if each.is_of_interest:
-            log.info("site %s: %d gateways a node: %s", site, each.num_gateways, each.why)
+            log.info("site %s: gateways a node: %d; %s", site, each.num_gateways, each.why)
     spec = decide_run(
         run.job,
         with_lanes(run.topology, lanes),

@@ -179,7 +179,7 @@ error no-network-namespaces/asked: packets cannot be emulated here: {reason}
   the topology asks for `emulator: netns`
   isthmus launch JOB --emulator relay, or sudo sysctl -w kernel.unprivileged_userns_clone=1; sudo \
 modprobe tun; ls -l /dev/net/tun
-note gateways-chosen: a run gets {count} gateways a node: {reasons}
+note gateways-chosen: gateways a node: {count}; {reasons}
   one gateway carries about {rate} each way
   where it is to be another number: `wan: {{gateways_per_node: …}}` of the site
 note not-examined: {address} is not this machine's, so it was not examined

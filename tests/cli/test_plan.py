@@ -96,6 +96,10 @@ def test_people_get_sentences_and_tables(isthmus: Isthmus, job: Path) -> None:
         assert heading in done.out
     assert "links, bandwidth: 100Mbit/s, 100kbit/s (the topology's bandwidth)" in done.out
     assert "micro-batch: 4 sequences a rank at once, at most" in done.out
+    assert (
+        "gateways a node of a: 1; links ask for 1, ranks allow 2; limited by links\n"
+        "gateways a node of b: 1; links ask for 1, ranks allow 1; limited by links\n"
+    ) in done.out
     assert max(map(len, done.out.splitlines())) <= 110
 
 
@@ -106,6 +110,12 @@ def test_programs_get_the_plan(isthmus: Isthmus, job: Path) -> None:
     assert [each["site"] for each in placement] == ["a", "b"]
     assert sum(each["sequences"] for each in placement) == 12
     assert data["out"] is None
+    assert data["gateways_per_node"]["a"] == {
+        "num_gateways": 1,
+        "asked": {"links": 1, "ranks": 2},
+        "limit": "links",
+    }
+    assert list(data["gateways_per_node"]) == ["a", "b"]
 
 
 @pytest.mark.no_cover  # it plans

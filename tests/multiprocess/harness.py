@@ -46,7 +46,7 @@ def topology_yaml(
     start_within: str = "100s",
     rtt: str = "10ms",
     bandwidth: str = "400Mbit/s",
-    gateways: int = 1,
+    gateways: int | str = 1,
 ) -> str:
     """Return a full mesh of sites, each (nodes, ranks a node), named a, b, c, ...
 
@@ -154,14 +154,19 @@ class Bench:
             certify(certs, *SITES)
         return path
 
-    def start(self, *arguments: str, python: str = sys.executable) -> subprocess.Popen[str]:
-        """Start `isthmus ARGUMENTS`, with that interpreter."""
+    def start(
+        self,
+        *arguments: str,
+        python: str = sys.executable,
+        module: str = "isthmus.orchestrator.cli.main",
+    ) -> subprocess.Popen[str]:
+        """Start `isthmus ARGUMENTS`, or another module, with that interpreter."""
         # The mark goes to every descendant, so that what is left can be found by it.
         env = {**self.processes.env, "ISTHMUS_HOME": str(self.home), "NO_COLOR": "1"}
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "isthmus.sites.leash", str(os.getpid()), "--"),
-                *(python, "-m", "isthmus.orchestrator.cli.main", *arguments),
+                *(python, "-m", module, *arguments),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.orchestrator.coordinator.local_agents import agent_arguments
+from isthmus.orchestrator.documents import load_topology_file
+from isthmus.topology.spec.run_spec import RunSpec
 from tests.multiprocess.harness import (
     UNDER_BOTH_SECURITIES,
     Bench,
@@ -40,6 +43,42 @@ def test_two_gateways_a_node_give_the_bits_of_one(tmp_path: Path) -> None:
     one, two = parameters(tmp_path / "one", 1), parameters(tmp_path / "two", 2)
     assert len(one) == 1
     assert two == one
+
+
+@pytest.mark.exhaustive
+def test_auto_is_as_many_as_the_cores_of_agents_allow(run: Bench) -> None:
+    topology = topology_yaml(
+        [(1, 2), (1, 1)],
+        emulate=False,
+        addresses=["127.0.0.2", "127.0.0.3"],
+        bandwidth="100Gbit/s",
+        gateways="auto",
+    )
+    job = run.write(topology, job_yaml(steps=3))
+    path, state = run.folder / "topology.yaml", run.folder / "coordinator"
+    run.start(
+        *("coordinator", "--topology", str(path), "--state", str(state)),
+        *("--bind", "127.0.0.4:0"),
+    )
+    announced = state / "coordinator.json"
+    run.wait_for("the coordinator", announced.exists, 30)
+    address = json.loads(announced.read_text())["address"]
+    for site in ("a", "b"):
+        folder = run.folder / f"agent-{site}"
+        run.start(
+            *agent_arguments(load_topology_file(path), site, address, folder),
+            module="tests.fakes.agent_with_many_cores",
+        )
+        run.wait_for(f"site {site}", (folder / f"agent-{site}.json").exists, 30)
+
+    result = run.isthmus("launch", str(job), "--coordinator", address, "--json").check()
+
+    assert result.envelope["data"]["verified_steps"] == 1 + 3
+    [written] = run.folder.glob("agent-a/**/run_spec.json")
+    spec = RunSpec.from_bytes(written.read_bytes())
+    assert [site.gateways_per_node for site in spec.topology.sites] == [2, 1]
+    logs = sorted(path.name for path in run.folder.glob("agent-a/**/gateway*.log"))
+    assert logs == ["gateway0.log", "gateway1.log"]
 
 
 @pytest.mark.exhaustive

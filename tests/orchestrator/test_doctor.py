@@ -23,7 +23,12 @@ from isthmus.orchestrator.doctor.examination import Examined, all_findings, quic
 from isthmus.orchestrator.doctor.examiner import Examiner, NoAnswerError
 from isthmus.orchestrator.doctor.findings import Finding, Severity
 from isthmus.orchestrator.doctor.job_checks import job_findings
-from isthmus.orchestrator.doctor.machine_checks import Machine, machine_findings, torch_findings
+from isthmus.orchestrator.doctor.machine_checks import (
+    Machine,
+    lane_findings,
+    machine_findings,
+    torch_findings,
+)
 from isthmus.orchestrator.doctor.path_checks import (
     Tried,
     clock_findings,
@@ -92,6 +97,25 @@ def test_nothing_is_found_where_all_is_well() -> None:
     assert machine_findings(good, topology()) == []
     assert tcp_findings({"a": good, "b": good}, topology(), None) == []
     assert not list(route_findings(good, topology()))
+
+
+def test_the_number_of_gateways_is_told_where_several_are_asked_for() -> None:
+    fast = topology("links.0.bandwidth=100Gbit/s", "sites.0.accelerators_per_node=8")
+    one = dataclasses.replace(machine(good_facts(), fast), sites=fast.sites[:1])
+    assert not list(lane_findings(one, fast))  # an older build does not know its cores
+
+    def with_cores(count: int) -> Machine:
+        return dataclasses.replace(one, facts=dataclasses.replace(good_facts(), usable_cores=count))
+
+    found = only(lane_findings(with_cores(16), fast), "gateways-chosen", NOTE, "gateways_per_node")
+    assert found.site == "a"
+    assert found.found == (
+        "gateways a node: 4; links ask for 9, ranks allow 8, cores allow 4; limited by cores"
+    )
+    assert found.why == "one gateway carries about 12Gbit/s each way"
+    [few] = lane_findings(with_cores(2), fast)
+    assert few.found.startswith("gateways a node: 1; ")
+    assert not list(lane_findings(with_cores(16), topology()))  # its links ask for one
 
 
 # The files that a job names.

@@ -114,6 +114,15 @@ def decide_lanes(topology: Topology, agents: Mapping[str, AgentMachine]) -> dict
     }
 
 
+def bounds_of_lanes(topology: Topology) -> dict[str, Lanes]:
+    """Return the most gateways that such sites can get, while nobody knows their cores."""
+    return {
+        site.name: lanes_of(site, topology, None)
+        for site in topology.sites
+        if site.chooses_gateways
+    }
+
+
 def with_lanes(topology: Topology, lanes: Mapping[str, Lanes]) -> Topology:
     """Return the topology with what has been decided."""
     sites = (

@@ -12,6 +12,8 @@ from rich.console import Console
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.egress import DAY_S, Egress
 from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
+from isthmus.topology.spec.lanes import Lanes
+from isthmus.topology.spec.world import Topology
 
 WIDTH = 110
 _ALTERNATIVES = 10
@@ -72,6 +74,30 @@ def _exchange(decisions: Mapping[str, Any]) -> str:
     if len(trees) > _TREES:
         listed.append(f"and {len(trees) - _TREES} more trees: --json or --out lists them")
     return "\n".join(textwrap.fill(each, WIDTH, subsequent_indent="    ") for each in listed)
+
+
+def shown_lanes(topology: Topology, lanes: Mapping[str, Lanes]) -> str:
+    """Return how many gateways nodes get, where cores allow it, in a few lines.
+
+    Args:
+        topology: The sites that take part.
+        lanes: Of those that leave it to isthmus.
+    """
+    told: dict[str, list[str]] = {}
+    for site in topology.sites:
+        each = lanes.get(site.name)
+        if each is None:
+            reason = f"{site.gateways_per_node}, as the topology says"
+        else:
+            allowed = ", if its cores allow it" if each.num_gateways > 1 else ""
+            reason = f"{each.num_gateways}{allowed}; {each.why}"
+        told.setdefault(reason, []).append(site.name)
+    return "\n".join(
+        textwrap.fill(
+            f"gateways a node of {', '.join(names)}: {reason}", WIDTH, subsequent_indent="    "
+        )
+        for reason, names in told.items()
+    )
 
 
 def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, str]]:
