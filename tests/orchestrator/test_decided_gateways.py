@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from isthmus.orchestrator.coordinator.control import Control
+from isthmus.orchestrator.coordinator.journal import Journal
+from isthmus.topology.documents.load import load_topology
+from isthmus.topology.spec.lanes import decide_lanes
 from isthmus.topology.spec.run_spec import RunSpec
 from tests.fakes.coordinators import coordinating
 
@@ -55,3 +60,15 @@ def test_an_agent_that_is_not_there_or_says_nothing_has_one(tmp_path: Path) -> N
             return [site.gateways_per_node for site in spec.topology.sites]
 
     assert asyncio.run(run()) == [1, 1]
+
+
+def test_sites_that_are_all_here_share_the_cores_of_this_machine(tmp_path: Path) -> None:
+    async def run() -> dict[str, int]:
+        world = load_topology(TOPOLOGY, "topology.yaml")
+        with closing(Journal(tmp_path)) as journal:
+            control = Control(world, journal, tmp_path / "runs", own_cores=16)
+            decided = decide_lanes(world, control.machines())
+            await control.close()
+            return {site: lanes.num_gateways for site, lanes in decided.items()}
+
+    assert asyncio.run(run()) == {"a": 2, "b": 2}
