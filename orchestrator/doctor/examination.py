@@ -274,7 +274,7 @@ def _coordinator_endpoints(topology: Topology, only: str | None) -> tuple[str, .
 
 def _checked(examined: Examined, seen: Sequence[tuple[Examiner, Machine]]) -> list[Finding]:
     """Return what is wrong with the machines that were seen, and between them."""
-    topology, found = examined.topology, []
+    topology, found = examined.topology, list[Finding]()
     by_site: dict[str, Machine] = {}
     further: list[Machine] = []
     for _, machine in seen:

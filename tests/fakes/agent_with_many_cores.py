@@ -1,9 +1,18 @@
 """The agent, which says that it may use sixteen cores."""
 
 import sys
+from pathlib import Path
 
-import isthmus.sites.agent.__main__ as agent
+import isthmus.protos.usable_cores
+
+
+def sixteen(cgroups: Path = Path(), own: Path = Path()) -> int:
+    """Return the number, whatever the machine has."""
+    return 16
+
 
 if __name__ == "__main__":
-    agent.usable_cores = lambda: 16
-    sys.exit(agent.main())
+    isthmus.protos.usable_cores.usable_cores = sixteen
+    from isthmus.sites.agent.__main__ import main
+
+    sys.exit(main())

@@ -8,7 +8,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.core.leases import Leases
 from isthmus.orchestrator.run_folder.log_files import LogReader
 from isthmus.protos.control.v1 import control_pb2 as pb
+from isthmus.topology.spec.lanes import AgentMachine
 from tests.fakes.coordinators import (
     DEADLINE_S,
     FakeAgent,
@@ -221,9 +222,11 @@ def test_while_a_run_is_decided_others_are_answered(
     is_answered = threading.Event()
     decide = submission.decided
 
-    def slowly(request: pb.SubmitRequest, own_hash: str) -> Submission:
+    def slowly(
+        request: pb.SubmitRequest, own_hash: str, machines: Mapping[str, AgentMachine]
+    ) -> Submission:
         assert is_answered.wait(DEADLINE_S)
-        return decide(request, own_hash)
+        return decide(request, own_hash, machines)
 
     monkeypatch.setattr(control, "decided", slowly)
 

@@ -16,7 +16,7 @@ import torch
 
 from isthmus.protos import metrics, versions
 from isthmus.protos.errors import IsthmusError
-from isthmus.sites.facts.usable_cores import usable_cores
+from isthmus.protos.usable_cores import usable_cores
 from isthmus.sites.worker.exchange.collectives import device_name
 
 GIT_S = 5.0
