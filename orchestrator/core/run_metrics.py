@@ -91,6 +91,8 @@ class RunMetrics:
         sites: tuple[str, ...],
         flops: ModelFlops | None = None,
         on_loss: Callable[[int, float], None] | None = None,
+        *,
+        is_brief: bool = False,
     ) -> None:
         """Begin with nothing measured.
 
@@ -98,12 +100,14 @@ class RunMetrics:
             sites: All of the run.
             flops: Finds MFUs; None: there are none.
             on_loss: Told every step whose loss is known, and that loss.
+            is_brief: Leave out the noise scale and who is slow, which take half of the time.
         """
         self._on_loss = on_loss
         self.sites = {site: SiteMetrics() for site in sites}
         self._flops = flops
         self._reports: dict[str, ModelReport] = {}
         """What sites have said of their models."""
+        self._is_brief = is_brief
         self._noise_scale = NoiseScale()
         self._slow_sites = SlowSites()
         self._members = frozenset(sites)
@@ -119,6 +123,8 @@ class RunMetrics:
         self._open: dict[int, _OpenStep] = {}
         self._loss_stride = 1
         self._by_gateway: dict[tuple[str, str], dict[str, Mapping[str, float]]] = {}
+        self._links: dict[tuple[str, str], dict[str, float]] = {}
+        """As `link` made them last, of those that have not changed since."""
         self._evaluated_step = -1
 
     def add(
@@ -141,6 +147,7 @@ class RunMetrics:
         elif kind == metrics.LINK and labels.get("source") == site:
             pair = (site, labels.get("target", ""))
             self._by_gateway.setdefault(pair, {})[labels.get("gateway", "")] = values
+            self._links.pop(pair, None)
 
     def count(self, members: frozenset[str]) -> None:
         """Take which sites count from now on; empty: as before.
@@ -175,12 +182,18 @@ class RunMetrics:
 
     @property
     def links(self) -> dict[tuple[str, str], dict[str, float]]:
-        """The last totals of each directed link, of all gateways that share it together."""
+        """The last totals of each directed link, of all gateways that share it together.
+
+        Nobody may change them.
+        """
         return {pair: self.link(pair) for pair in self._by_gateway}
 
     def link(self, pair: tuple[str, str]) -> dict[str, float]:
         """Return the same of one link that has been measured."""
-        return _together(list(self._by_gateway[pair].values()))
+        found = self._links.get(pair)
+        if found is None:
+            found = self._links[pair] = _together(list(self._by_gateway[pair].values()))
+        return found
 
     def mfu(self, *sites: str) -> Mfu | None:
         """Return the MFU of sites over the run, by default of all that have taken a step."""
@@ -281,8 +294,9 @@ class RunMetrics:
         for name in _TIMES:
             site.times_s[name] += values.get(name, 0.0)
         self.last_step = max(self.last_step, step)
-        self._noise_scale.add(site_name, step, values, self._members)
-        self._slow_sites.add(site_name, step, values, self._members)
+        if not self._is_brief:
+            self._noise_scale.add(site_name, step, values, self._members)
+            self._slow_sites.add(site_name, step, values, self._members)
         if metrics.LOSS in values:
             self._add_loss(site_name, step, values)
 

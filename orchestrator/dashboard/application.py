@@ -6,11 +6,11 @@ Nothing here is async: answers read files, so each has a thread of its own.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -19,10 +19,11 @@ from starlette.routing import Route
 from isthmus.orchestrator.coordinator.journal import JournalError
 from isthmus.orchestrator.dashboard import pages
 from isthmus.orchestrator.dashboard.pages import Parts
+from isthmus.orchestrator.dashboard.prepared import Answer, PreparedAnswers
+from isthmus.orchestrator.dashboard.run_index import RunIndex, Window
 from isthmus.orchestrator.dashboard.run_library import RunLibrary, WatchedRun
 from isthmus.orchestrator.dashboard.run_view import ENDED, event_view, listed, shown
 from isthmus.orchestrator.evidence import report
-from isthmus.orchestrator.run_folder.run_files import strict_json
 
 _HERE, _REPORT = Path(__file__).resolve().parent, Path(report.__file__).resolve().parent
 _ASSETS = {
@@ -32,6 +33,8 @@ _ASSETS = {
     "dashboard.js": (_HERE, "text/javascript"),
 }
 NOT_FOUND = 404
+MAX_DIGITS = 15
+"""Of a step that somebody asks for."""
 
 
 class _Missing(Exception):  # noqa: N818 - it is an answer
@@ -42,16 +45,23 @@ class _Json(JSONResponse):
     """JSON that every parser reads: NaN is null."""
 
     def render(self, content: object) -> bytes:
-        """Return its text; looking for NaN takes longer than writing, and is seldom needed."""
-        try:
-            return json.dumps(content, allow_nan=False).encode()
-        except ValueError:
-            return strict_json(content).encode()
+        """Return its text."""
+        return to_json(content, inf_nan_mode="null")
 
 
-def make_application(library: RunLibrary) -> Starlette:
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """A run's page."""
+
+    title: str
+    parts: Parts
+    tag: str
+    has_ended: bool
+
+
+def make_application(library: RunLibrary, prepared: PreparedAnswers) -> Starlette:
     """Return the application, which reads what `library` has."""
-    answers = _Answers(library)
+    answers = _Answers(library, prepared)
     return Starlette(
         routes=[
             Route("/", answers.list_page),
@@ -69,8 +79,8 @@ def make_application(library: RunLibrary) -> Starlette:
 
 
 class _Answers:
-    def __init__(self, library: RunLibrary) -> None:
-        self._library = library
+    def __init__(self, library: RunLibrary, prepared: PreparedAnswers) -> None:
+        self._library, self._prepared = library, prepared
 
     # ------------------------------------------------------------ pages
 
@@ -86,29 +96,47 @@ class _Answers:
         return pages.list_parts(views, str(self._library.source))
 
     def run_page(self, request: Request) -> Response:
-        view, parts = self._run_parts(request)
-        live = f"/live/{view['run_id']}?window={_window(request)}"
-        return HTMLResponse(pages.page(pages.run_title(view), live, _tag(parts), parts))
+        window = _window(request)
+        made = self._page(request, window)
+        live = f"/live/{request.path_params['run_id']}?{window.query}"
+        return HTMLResponse(pages.page(made.title, live, made.tag, made.parts))
 
     def run_live(self, request: Request) -> Response:
-        view, parts = self._run_parts(request)
-        return _live(request, pages.run_title(view), parts, has_ended=view["state"] in ENDED)
+        made = self._page(request, _window(request))
+        return _live(request, made.title, made.parts, has_ended=made.has_ended)
 
-    def _run_parts(self, request: Request) -> tuple[Mapping[str, Any], Parts]:
-        watched, window = self._run(request), _window(request)
+    def _page(self, request: Request, window: Window) -> _Page:
+        watched = self._run(request)
+        return self._answer(watched, ("page", window), lambda: self._made_page(watched, window))
+
+    def _made_page(self, watched: WatchedRun, window: Window) -> _Page:
+        index, journal = watched.index, watched.journal
+        view = shown(watched, index)
+        parts = pages.run_parts(
+            view,
+            None if index is None else index.steps(window),
+            [] if index is None else index.marks(),
+            [] if journal is None else journal.events(),
+            0 if journal is None else journal.num_events,
+            window,
+        )
+        return _Page(pages.run_title(view), parts, _tag(parts), view["state"] in ENDED)
+
+    def _answer(
+        self, watched: WatchedRun, key: tuple[object, ...], make: Callable[[], Answer]
+    ) -> Answer:
+        """Return what `make` makes of a run; what was made last, if nothing has changed since."""
         index = self._library.open(watched)
-        journal = watched.journal
-        with self._library.answering():
-            view = shown(watched, index)
-            parts = pages.run_parts(
-                view,
-                None if index is None else index.steps(newest_only=window == "newest"),
-                [] if index is None else index.marks(),
-                [] if journal is None else journal.events(),
-                0 if journal is None else journal.num_events,
-                window,
-            )
-        return view, parts
+
+        def made() -> Answer:
+            with self._library.answering():
+                return make()
+
+        versions = (
+            None if watched.journal is None else watched.journal.version,
+            None if index is None else index.version,
+        )
+        return self._prepared.get((watched.place, *key), versions, made)
 
     def _run(self, request: Request) -> WatchedRun:
         watched = self._library.run(request.path_params["run_id"])
@@ -123,22 +151,15 @@ class _Answers:
 
     def api_run(self, request: Request) -> Response:
         watched = self._run(request)
-        index = self._library.open(watched)
-        with self._library.answering():
-            return _Json(shown(watched, index))
+        body = self._answer(
+            watched, ("json",), lambda: to_json(shown(watched, watched.index), inf_nan_mode="null")
+        )
+        return Response(body, media_type="application/json")
 
     def api_steps(self, request: Request) -> Response:
-        index = self._library.open(self._run(request))
-        window = _window(request)
-        found = {} if index is None else index.steps(newest_only=window == "newest")
-        marks = [] if index is None else index.marks()
-        return _Json(
-            {
-                "window": window,
-                **found,
-                "marks": [{"step": each.step, "words": each.words} for each in marks],
-            }
-        )
+        watched, window = self._run(request), _window(request)
+        body = self._answer(watched, ("steps", window), lambda: _steps_json(watched.index, window))
+        return Response(body, media_type="application/json")
 
     def api_events(self, request: Request) -> Response:
         journal = self._run(request).journal
@@ -149,9 +170,22 @@ class _Answers:
         return _Json({"events": [event_view(each) for each in events]})
 
 
-def _window(request: Request) -> str:
-    given = request.query_params.get("window", "")
-    return given if given in pages.WINDOWS else "all"
+def _steps_json(index: RunIndex | None, window: Window) -> bytes:
+    found = {} if index is None else index.steps(window)
+    marks = [] if index is None else index.marks()
+    told = [{"step": each.step, "words": each.words} for each in marks]
+    return to_json({"window": window.query or "all", **found, "marks": told}, inf_nan_mode="null")
+
+
+def _window(request: Request) -> Window:
+    given = request.query_params
+    if given.get("window") == "newest":
+        return Window(is_newest=True)
+    return Window(_step(given.get("first", "")), _step(given.get("last", "")))
+
+
+def _step(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS else None
 
 
 def _tag(parts: Parts) -> str:

@@ -60,6 +60,11 @@ class JournalWatch:
             assert self._run is not None
             return self._run
 
+    @property
+    def version(self) -> object:
+        """What changes with what `run` and `events` return."""
+        return _stamp(self._state), self._is_own and is_abandoned(self._state)
+
     def events(self, after: int = 0) -> list[RecordedEvent]:
         """Return the newest events with a sequence above `after`, in order."""
         with self._lock:

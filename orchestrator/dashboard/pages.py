@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.core.run_metrics import PARTS
-from isthmus.orchestrator.dashboard.run_index import StepMark
+from isthmus.orchestrator.dashboard.run_index import StepMark, Window
 from isthmus.orchestrator.dashboard.run_view import ELSEWHERE, ENDED, OUT
 from isthmus.orchestrator.evidence.report.charts import (
     LineChart,
@@ -53,7 +53,6 @@ MAX_ROWS = 40
 """Rows of sites and of links; the API has all."""
 MAX_EVENTS = 40
 MAX_MARKS = 12
-WINDOWS = {"all": "Whole run", "newest": "Newest steps"}
 _STATES = {"ACTIVE": "good", **STATE_CLASSES}
 
 
@@ -170,7 +169,7 @@ def run_parts(
     marks: Sequence[StepMark],
     events: Sequence[RecordedEvent],
     num_events: int,
-    window: str,
+    window: Window,
 ) -> Parts:
     """Return everything about a run.
 
@@ -180,7 +179,7 @@ def run_parts(
         marks: What happened, by steps.
         events: The newest of its journal, in order.
         num_events: How many there are.
-        window: One of WINDOWS.
+        window: The steps that are shown.
     """
     parts = {"head": _head(view)}
     if view["state"] == ELSEWHERE:
@@ -214,9 +213,21 @@ def _head(view: Mapping[str, Any]) -> Markup:
         ),
         element("p", reason, class_="reason") if reason else None,
         _tiles(view),
-        None
-        if view.get("metrics", {"is_complete": True})["is_complete"]
-        else missing(f"Reading what was measured: {view['metrics']['num_lines']} lines so far."),
+        _reading(view),
+    )
+
+
+def _reading(view: Mapping[str, Any]) -> Markup | None:
+    """Return how far a history was read, until it was."""
+    measured = view.get("metrics")
+    if measured is None or measured["is_complete"]:
+        return None
+    share = measured["share_read"]
+    return element(
+        "p",
+        element("progress", max=100, value=int(100 * share), aria_label="History read"),
+        f" Reading history, {int(100 * share)} %: what is below is of the steps so far.",
+        class_="reading",
     )
 
 
@@ -372,17 +383,36 @@ def _link_facts(link: Mapping[str, Any], out: Mapping[str, str], *, has_ended: b
     )
 
 
-def _windows(view: Mapping[str, Any], window: str) -> Markup:
+def _windows(view: Mapping[str, Any], window: Window) -> Markup:
+    """Return which steps can be shown, by links and by a form that needs no script."""
+    choices = (("Whole run", Window()), ("Newest steps", Window(is_newest=True)))
+    address = f"/runs/{quote(view['run_id'])}"
     links = [
         element(
             "a",
             words,
-            href=f"/runs/{quote(view['run_id'])}?window={name}",
-            aria_current="true" if name == window else None,
+            href=f"{address}?{choice.query}" if choice.query else address,
+            aria_current="true" if choice == window else None,
         )
-        for name, words in WINDOWS.items()
+        for words, choice in choices
     ]
-    return element("nav", *links, aria_label="Steps shown", class_="windows")
+    ends = [
+        element("label", words, _step_input(name, step))
+        for words, name, step in (("Steps ", "first", window.first), ("to ", "last", window.last))
+    ]
+    form = element(
+        "form",
+        *ends,
+        element("button", "Show", type="submit"),
+        action=address,
+        method="get",
+        class_="steps",
+    )
+    return element("nav", *links, form, aria_label="Steps shown", class_="windows")
+
+
+def _step_input(name: str, step: int | None) -> Markup:
+    return element("input", type="number", name=name, min=0, value=step, inputmode="numeric")
 
 
 def _time(columns: Mapping[str, Any], marks: Sequence[StepMark]) -> Markup:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ from typing import Any
 
 from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
 from isthmus.orchestrator.core.model_flops import ModelFlops
-from isthmus.orchestrator.core.run_metrics import PARTS, RunMetrics, read_back
-from isthmus.orchestrator.evidence.record.step_series import StepSeries
+from isthmus.orchestrator.core.run_metrics import PARTS, RunMetrics
+from isthmus.orchestrator.evidence.record.step_series import MAX_POINTS, StepSeries
 from isthmus.orchestrator.exporters.run_follower import Line, RunFollower
 from isthmus.protos import metrics
 
@@ -29,6 +30,10 @@ SLICE = 256
 NOW_S = 15.0
 """What a link carries now is measured over about so long."""
 MAX_MARKS = 200
+MAX_FINE_POINTS = 16 * MAX_POINTS
+"""Points that are kept of a run, so that a part of it can be shown in more detail."""
+KEPT_FIGURES_S = 1.0
+"""Until a history was read, figures of so long ago will do: there are others at once."""
 STEP_FIGURES = (metrics.STEP_S, *PARTS, metrics.HIDDEN_INTER_S, metrics.SITE_TOKENS)
 LOSSES = (metrics.LOSS, metrics.HELD_OUT_LOSS)
 MARKED = {
@@ -39,6 +44,24 @@ MARKED = {
     "run.replanned": "other trees",
 }
 """Events that stand on the charts, and their words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The steps that are shown: of the whole run, where nothing else is said."""
+
+    first: int | None = None
+    last: int | None = None
+    is_newest: bool = False
+    """The newest ones, one by one."""
+
+    @property
+    def query(self) -> str:
+        """As an address has it."""
+        if self.is_newest:
+            return "window=newest"
+        ends = {"first": self.first, "last": self.last}
+        return "&".join(f"{name}={step}" for name, step in ends.items() if step is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +117,23 @@ class RunIndex:
         self._follower = RunFollower(run_id, folder, state, READ_BYTES)
         self._lock = threading.Lock()
         self._view = JournaledRun(run_id)
-        self._measured = RunMetrics(sites, flops, self._add_loss)
+        self._measured = RunMetrics(sites, flops, self._add_loss, is_brief=True)
+        self._members: tuple[object, bool] = (None, True)
+        """What decides who is counted: the epoch, and whether the run has not become active."""
         self._last_s = 0.0
-        self._all, self._newest = StepSeries(), StepSeries(newest_only=True)
-        self._losses, self._newest_losses = StepSeries(), StepSeries(newest_only=True)
+        self._all = StepSeries(MAX_FINE_POINTS, names=STEP_FIGURES)
+        self._newest = StepSeries(names=STEP_FIGURES, newest_only=True)
+        self._losses = StepSeries(MAX_FINE_POINTS)
+        self._newest_losses = StepSeries(newest_only=True)
         self._links_now: dict[tuple[str, str], dict[str, _LinkNow]] = {}
         self._marks: deque[StepMark] = deque(maxlen=MAX_MARKS)
         self._num_lines, self._num_odd = 0, 0
-        self._figures: dict[str, Any] | None = None
-        """As `figures` made them last; None: something has come since."""
+        self._figures: dict[str, Any] = {}
+        self._figures_version, self._figures_s = -1, -math.inf
+        """As `figures` made them last, of which version, and when."""
+        self._share_read = 0.0
+        self.version = 0
+        """Changes with what is read."""
         self.is_complete = threading.Event()
         """Set once all was read that was there."""
 
@@ -115,17 +146,23 @@ class RunIndex:
         for begin in range(0, len(entries), SLICE):
             before_slice()
             with self._lock:
-                self._figures = None
                 for entry in entries[begin : begin + SLICE]:
                     self._take(entry)
-        if not entries:
+                self.version += 1
+        if not self.is_complete.is_set():
+            self._share_read = self._follower.share_read()
+        if not entries and not self.is_complete.is_set():
             self.is_complete.set()
+            self.version += 1
         return bool(entries)
 
     def _take(self, entry: RecordedEvent | Line) -> None:
         if isinstance(entry, RecordedEvent):
             self._view.apply(entry)
-            self._measured.count(self._view.counted & self._measured.sites.keys())
+            members = (self._view.epochs.epoch, self._view.active_s is None)
+            if members[0] is not self._members[0] or members[1] is not self._members[1]:
+                self._members = members
+                self._measured.count(self._view.counted & self._measured.sites.keys())
             if entry.kind in MARKED:
                 words = f"{entry.site} {MARKED[entry.kind]}".strip()
                 self._marks.append(StepMark(self._measured.last_step, words))
@@ -141,15 +178,17 @@ class RunIndex:
         if site not in self._measured.sites or kind in {metrics.TIMELINE, metrics.BUCKET}:
             return
         step, wall_s, labels = int(record["step"]), float(record["wall_s"]), record["labels"]
-        values = {name: float(value) for name, value in read_back(record["values"]).items()}
+        values = {
+            name: math.nan if value is None else value + 0.0  # of what is no number, TypeError
+            for name, value in record["values"].items()
+        }
         if not math.isfinite(wall_s):
             raise ValueError("want a time")
         self._last_s = wall_s
         self._measured.add(site, kind, step, values, labels)
         if kind == metrics.STEP:
-            figures = {name: values[name] for name in STEP_FIGURES if name in values}
-            self._all.add(step, wall_s, figures)
-            self._newest.add(step, wall_s, figures)
+            self._all.add(step, wall_s, values)
+            self._newest.add(step, wall_s, values)
         elif kind == metrics.EVALUATION and metrics.HELD_OUT_LOSS in values:
             self._add_to_losses(step, {metrics.HELD_OUT_LOSS: values[metrics.HELD_OUT_LOSS]})
         elif kind == metrics.LINK and metrics.SENT_BYTES in values:
@@ -165,13 +204,17 @@ class RunIndex:
         self._losses.add(step, self._last_s, values)
         self._newest_losses.add(step, self._last_s, values)
 
-    def steps(self, *, newest_only: bool) -> dict[str, Any]:
-        """Return figures over steps and losses, of the whole run or of its newest steps."""
+    def steps(self, window: Window) -> dict[str, Any]:
+        """Return figures over steps and losses, in a window."""
         with self._lock:
-            steps, losses = (
-                (self._newest, self._newest_losses) if newest_only else (self._all, self._losses)
-            )
-            return {"steps": steps.to_json(STEP_FIGURES), "losses": losses.to_json(LOSSES)}
+            if window.is_newest:
+                steps, losses = self._newest, self._newest_losses
+            else:
+                steps, losses = self._all, self._losses
+            return {
+                "steps": steps.to_json(STEP_FIGURES, window.first, window.last),
+                "losses": losses.to_json(LOSSES, window.first, window.last),
+            }
 
     def marks(self) -> list[StepMark]:
         """Return what happened, by steps."""
@@ -181,13 +224,19 @@ class RunIndex:
     def figures(self) -> dict[str, Any]:
         """Return the sums over the run, and of each site and link. Nobody may change them."""
         with self._lock:
-            if self._figures is None:
-                self._figures = self._made_figures()
-            return {**self._figures, "is_complete": self.is_complete.is_set()}
+            is_old = self._figures_version != self.version
+            if is_old and not self.is_complete.is_set():
+                is_old = time.monotonic() - self._figures_s > KEPT_FIGURES_S
+            if is_old:
+                self._figures, self._figures_version = self._made_figures(), self.version
+                self._figures_s = time.monotonic()
+            return self._figures
 
     def _made_figures(self) -> dict[str, Any]:
         measured = self._measured
         return {
+            "is_complete": self.is_complete.is_set(),
+            "share_read": self._share_read,
             "num_lines": self._num_lines,
             "num_odd": self._num_odd,
             "last_wall_s": self._last_s or None,

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from isthmus.orchestrator.client.run_reader import TERMINAL
 from isthmus.orchestrator.core.model_flops import ModelFlops
@@ -69,6 +70,8 @@ class WatchedRun:
     """None: its coordinator is on another machine."""
     index: RunIndex | None = None
     described: Described | None = None
+    view: tuple[tuple[object, object], dict[str, Any]] | None = None
+    """What was made last of it (run_view.shown), and of what."""
     looked_at_s: float = 0.0
     opening: threading.Lock = field(default_factory=threading.Lock)
 
@@ -170,7 +173,8 @@ class RunLibrary:
         """Return the figures of a run, which go on to be read; None: it has no journal as yet."""
         watched.looked_at_s = self._now_s()
         with watched.opening:
-            if watched.index is None:
+            is_first = watched.index is None
+            if is_first:
                 watched.index = self._open(watched)
             index = watched.index
         if index is None:
@@ -181,7 +185,8 @@ class RunLibrary:
             while len(self._indexed) > MAX_INDEXED:
                 self._indexed.popitem(last=False)[1].index = None
         self._wake.set()
-        index.is_complete.wait(FIRST_ANSWER_S)
+        if is_first:
+            index.is_complete.wait(FIRST_ANSWER_S)
         return index
 
     def _open(self, watched: WatchedRun) -> RunIndex | None:

@@ -65,14 +65,26 @@ def listed(watched: WatchedRun) -> dict[str, Any]:
 
 
 def shown(watched: WatchedRun, index: RunIndex | None) -> dict[str, Any]:
-    """Return everything about a run but its steps and events."""
-    view = listed(watched)
+    """Return everything about a run but its steps and events. Nobody may change it."""
     if watched.journal is None:
-        return view
-    run = watched.journal.run()
+        return listed(watched)
+    run, figures = watched.journal.run(), index.figures() if index is not None else {}
+    if watched.view is not None:
+        (of_run, of_figures), view = watched.view
+        if of_run is run and of_figures is figures:
+            return view
+    view = _made(watched, run, figures)
+    watched.view = (run, figures), view
+    return view
+
+
+def _made(watched: WatchedRun, run: control_pb2.Run, figures: dict[str, Any]) -> dict[str, Any]:
+    view = listed(watched)
     described = watched.described or Described(None, None, None)
-    figures = index.figures() if index is not None else {}
-    totals = {**dict(run.totals), **figures.get("totals", {})}
+    is_complete = figures.get("is_complete", False)
+    totals = {**figures.get("totals", {}), **dict(run.totals)}
+    if is_complete:
+        totals |= figures["totals"]
     sites = _sites(run, described, figures)
     slowest_s = max((site["total_step_s"] or 0.0 for site in sites), default=0.0)
     all_s = sum(site["total_step_s"] or 0.0 for site in sites)
@@ -106,7 +118,8 @@ def shown(watched: WatchedRun, index: RunIndex | None) -> dict[str, Any]:
             for each in run.noted
         ],
         "metrics": {
-            "is_complete": figures.get("is_complete", False),
+            "is_complete": is_complete,
+            "share_read": 1.0 if is_complete else figures.get("share_read", 0.0),
             "num_lines": figures.get("num_lines", 0),
             "num_odd": figures.get("num_odd", 0),
             "last_wall_s": figures.get("last_wall_s"),
@@ -168,7 +181,9 @@ def _links(run: control_pb2.Run, figures: dict[str, Any]) -> list[dict[str, Any]
     measured = figures.get("links", {})
     views = []
     for link in run.links:
-        latest = measured.get((link.source, link.target)) or dict(link.latest)
+        latest = measured.get((link.source, link.target)) or {}
+        if not latest or not figures["is_complete"]:
+            latest = {**latest, **dict(link.latest)}
         configured = link.bytes_per_s or None
         throughput = known(latest, metrics.THROUGHPUT_BYTES_PER_S) or None
         now = known(latest, "now_bytes_per_s")

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from isthmus.orchestrator.dashboard.access import Access, Guard
 from isthmus.orchestrator.dashboard.application import make_application
+from isthmus.orchestrator.dashboard.prepared import PreparedAnswers
 from isthmus.orchestrator.dashboard.run_library import RunLibrary
 
 END_S = 2.0
@@ -56,8 +57,8 @@ async def serve(
 
     With a `run_id`, return once that run is over and nobody has asked for `idle_s`.
     """
-    with RunLibrary(home, state) as library:
-        visits = _Visits(Guard(make_application(library), access))
+    with RunLibrary(home, state) as library, contextlib.closing(PreparedAnswers()) as prepared:
+        visits = _Visits(Guard(make_application(library, prepared), access))
         config = uvicorn.Config(
             visits,
             access_log=False,  # it would have the token

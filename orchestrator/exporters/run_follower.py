@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 from isthmus.orchestrator.coordinator.journal import JournalError, JournalReader
 from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.run_folder.home import read_object
@@ -114,8 +116,22 @@ class RunFollower:
             events.append(self._events.popleft())
         if events:
             self._sequence = events[-1].sequence
+        if not events:
+            return [*lines]
         found: Iterator[RecordedEvent | Line] = heapq.merge(events, lines, key=_wall_s)
         return list(found)
+
+    def share_read(self) -> float:
+        """Return how much of the metrics was read, 0..1."""
+        done_bytes, all_bytes = self._offset_bytes, 0
+        for part in parts_of(self._path):
+            try:
+                num_bytes = part.path.stat().st_size
+            except OSError:
+                continue
+            all_bytes += num_bytes
+            done_bytes += num_bytes if part.first < self._first else 0
+        return min(1.0, done_bytes / all_bytes) if all_bytes else 1.0
 
     def _read_lines(self) -> tuple[list[Line], bool]:
         """Return whole lines, about `read_bytes` of them, and whether there are no more by now."""
@@ -131,8 +147,8 @@ class RunFollower:
             except OSError:
                 return lines, True
             whole = data[: data.rfind(b"\n") + 1]
-            for text in whole.splitlines():
-                if (record := _object_of(text)) is not None:
+            for record in _objects_of(whole.splitlines()):
+                if record is not None:
                     lines.append(Line(self._num_lines, record))
                 self._num_lines += 1
             self._offset_bytes += len(whole)
@@ -148,6 +164,20 @@ def _wall_s(entry: object) -> float:
     elif isinstance(entry, Line):
         wall_s = entry.record.get("wall_s")
     return wall_s if isinstance(wall_s, int | float) else 0.0
+
+
+def _objects_of(texts: list[bytes]) -> list[dict[str, Any] | None]:
+    """Return the object of each line; None: it has none.
+
+    Lines that are parsed together take half the time.
+    """
+    try:
+        records = from_json(b"[" + b",".join(texts) + b"]")
+    except ValueError:
+        records = []  # one of them is damaged
+    if len(records) != len(texts):
+        return [_object_of(text) for text in texts]
+    return [record if isinstance(record, dict) else None for record in records]
 
 
 def _object_of(text: bytes) -> dict[str, Any] | None:

@@ -8,12 +8,19 @@ from unittest import mock
 
 import pytest
 
+from isthmus.orchestrator.dashboard import run_index
+from isthmus.orchestrator.dashboard.journal_watch import JournalWatch
+from isthmus.orchestrator.dashboard.pages import run_parts
+from isthmus.orchestrator.dashboard.run_index import RunIndex, Window
+from isthmus.orchestrator.dashboard.run_library import WatchedRun
+from isthmus.orchestrator.dashboard.run_places import RunPlace
+from isthmus.orchestrator.dashboard.run_view import shown
 from isthmus.orchestrator.exporters import run_follower
 from isthmus.orchestrator.run_folder.home import REMOTE
 from isthmus.orchestrator.run_folder.run_files import METRICS
 from tests.fakes.dashboards import Answer, Served, growing_run, serving
 from tests.fakes.exported_runs import exported_run
-from tests.fakes.recorded_runs import append_line, record_run
+from tests.fakes.recorded_runs import SITES, append_line, record_run
 from tests.fakes.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -72,18 +79,58 @@ def test_steps_are_few_with_minimum_mean_and_maximum(tmp_path: Path) -> None:
     assert newest["steps"]["step"] == list(range(901, 1501))
 
 
+def test_a_part_of_the_steps(tmp_path: Path) -> None:
+    record_run(tmp_path, steps=1500, every=0)
+    with serving(tmp_path) as served:
+        read_all(served, "/api/runs/r1/steps", 1500)
+        part = served.get("/api/runs/r1/steps?first=101&last=220").json
+        assert part["window"] == "first=101&last=220"
+        assert part["steps"]["step"] == list(range(101, 221))
+        assert part["losses"]["step"][-1] == 220
+        page = served.get("/runs/r1?first=101&last=220").text
+        assert 'data-live="/live/r1?first=101&amp;last=220"' in page
+        assert 'name="first" min="0" value="101"' in page
+        for odd in ("first=-1", "first=x", "last=" + "9" * 40, "first=5&last=1", "first=99999"):
+            assert served.get(f"/runs/r1?{odd}").status == 200, odd
+            assert served.get(f"/api/runs/r1/steps?{odd}").status == 200, odd
+
+
+def test_a_history_is_shown_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_index, "READ_BYTES", 20_000)
+    monkeypatch.setattr(run_index, "KEPT_FIGURES_S", 0.0)
+    shares = []
+    with growing_run(tmp_path) as run:
+        run.take_steps(80)
+        folder = run.folder.path
+        place = RunPlace("g1", folder, is_own=True, elsewhere="", submitted_wall_s=0.0)
+        watched = WatchedRun(place, JournalWatch("g1", folder, is_own=True))
+        index = RunIndex("g1", folder, folder, SITES, None)
+        while index.read() or not index.is_complete.is_set():
+            view = shown(watched, index)
+            shares.append(view["metrics"]["share_read"])
+            assert view["steps"] == 80, "what the journal says"
+            head = run_parts(view, index.steps(Window()), [], [], 0, Window())["head"]
+            assert f"Reading history, {int(100 * shares[-1])} %" in head
+        assert shown(watched, index)["metrics"]["is_complete"]
+    assert shares == sorted(shares)
+    assert 0.0 < shares[0] < 0.5
+    assert len(shares) > 5
+
+
 def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
     with growing_run(tmp_path) as run, serving(tmp_path) as served:
         run.take_steps(20)
         read_all(served, "/api/runs/g1", 20)
-        read: list[int] = []
-        object_of = run_follower._object_of
+        read: list[bytes] = []
+        objects_of = run_follower._objects_of
 
-        def counted(text: bytes) -> dict[str, object] | None:
-            read.append(len(text))
-            return object_of(text)
+        def counted(texts: list[bytes]) -> list[dict[str, object] | None]:
+            read.extend(texts)
+            return objects_of(texts)
 
-        with mock.patch.object(run_follower, "_object_of", counted):
+        with mock.patch.object(run_follower, "_objects_of", counted):
             run.take_steps(2)
             read_all(served, "/api/runs/g1", 22)
             for _ in range(5):

@@ -47,3 +47,30 @@ def test_what_is_not_finite_or_not_there_is_left_out() -> None:
     assert found["loss"]["mean"] == [None, 4.0]
     assert found["step_s"]["max"] == [2.0, None]
     assert "wait_s" not in found
+
+
+def test_a_part_is_shown_in_more_detail_than_the_whole() -> None:
+    series = StepSeries(10_000, names=("loss",))
+    for step in range(1, 8001):
+        series.add(step, 0.0, {"loss": float(step), "other": 1.0})
+    whole = series.to_json(("loss", "other"))
+    assert (whole["width"], len(whole["step"])) == (16, 501)
+    assert whole["loss"]["max"][-1] == 8000.0
+    assert "other" not in whole
+    part = series.to_json(("loss",), 2001, 2300)
+    assert part["step"] == list(range(2001, 2301))
+    assert part["loss"]["mean"][0] == 2001.0
+    assert series.to_json(("loss",), 9000)["step"] == []
+    assert series.to_json(("loss",), 30, 20)["step"] == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_order_in_which_records_come_changes_nothing(seed: int) -> None:
+    steps = [step for step in range(1, 3001) for _ in range(2)]
+    ordered, shuffled = StepSeries(100), StepSeries(100)
+    for step in steps:
+        ordered.add(step, float(step), {"loss": step % 7})
+    random.Random(seed).shuffle(steps)
+    for step in steps:
+        shuffled.add(step, float(step), {"loss": step % 7})
+    assert ordered.to_json(("loss",)) == shuffled.to_json(("loss",)), f"{seed=}"

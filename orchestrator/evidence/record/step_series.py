@@ -1,129 +1,236 @@
 """Figures over steps in a bounded number of points, each with minimum, maximum and mean.
 
 Pure. A point covers `width` steps; once there are more points than allowed, each two become one. So
-adding takes the same time however long a run is, and so does reading.
+adding takes the same time however long a run is, and so does reading. Records are kept as they come
+and added many at once, by numpy.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
 
 MAX_POINTS = 600
 """More than a page 1400 pixels wide can show apart."""
+BATCH = 2048
+"""Records that are added at once."""
 
 
-class _Sum:
-    """One figure of one point."""
+@dataclass(slots=True)
+class _Points:
+    """Consecutive points, by their places: a point's place is its steps over their number."""
 
-    __slots__ = ("high", "low", "num", "total")
+    place: Array
+    first: Array
+    last: Array
+    wall_s: Array
+    records: Array
+    figures: dict[str, Array]
+    """Of each name a row each: how many values, their sum, the least and the most."""
 
-    def __init__(self, value: float) -> None:
-        self.num, self.total, self.low, self.high = 1, value, value, value
+    @classmethod
+    def of(cls, steps: Array, wall_s: Array, width: int, values: Mapping[str, Array]) -> _Points:
+        """Return a point for each record; a value that is not finite counts as none."""
+        figures = {}
+        for name, each in values.items():
+            known = np.isfinite(each)
+            figures[name] = np.stack(
+                [
+                    known.astype(float),
+                    np.where(known, each, 0.0),
+                    np.where(known, each, math.inf),
+                    np.where(known, each, -math.inf),
+                ]
+            )
+        return cls(steps // width, steps, steps, wall_s, np.ones_like(steps), figures)
 
-    def add(self, value: float) -> None:
-        self.num += 1
-        self.total += value
-        if value < self.low:
-            self.low = value
-        if value > self.high:
-            self.high = value
+    def __len__(self) -> int:
+        return len(self.place)
 
-    def add_all(self, other: _Sum) -> None:
-        self.num += other.num
-        self.total += other.total
-        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+    def part(self, chosen: slice | Array) -> _Points:
+        """Return some of them."""
+        figures = {name: rows[:, chosen] for name, rows in self.figures.items()}
+        return _Points(
+            self.place[chosen],
+            self.first[chosen],
+            self.last[chosen],
+            self.wall_s[chosen],
+            self.records[chosen],
+            figures,
+        )
 
+    def then(self, other: _Points) -> _Points:
+        """Return these, and others after them."""
+        figures = {
+            name: np.concatenate([self._rows(name), other._rows(name)], axis=1)
+            for name in dict.fromkeys([*self.figures, *other.figures])
+        }
+        return _Points(
+            np.concatenate([self.place, other.place]),
+            np.concatenate([self.first, other.first]),
+            np.concatenate([self.last, other.last]),
+            np.concatenate([self.wall_s, other.wall_s]),
+            np.concatenate([self.records, other.records]),
+            figures,
+        )
 
-class _Point:
-    """Consecutive steps."""
+    def _rows(self, name: str) -> Array:
+        if name in self.figures:
+            return self.figures[name]
+        nothing = np.array([[0.0], [0.0], [math.inf], [-math.inf]])
+        return np.repeat(nothing, len(self), axis=1)
 
-    __slots__ = ("first", "last", "num", "sums", "wall_s")
+    def merged(self) -> _Points:
+        """Return one point for each place, in order."""
+        if len(self) < 2:
+            return self
+        ordered = self
+        if (self.place[1:] < self.place[:-1]).any():
+            ordered = self.part(np.argsort(self.place, kind="stable"))
+        is_new = np.concatenate([[True], ordered.place[1:] != ordered.place[:-1]])
+        starts = np.flatnonzero(is_new)
+        figures = {}
+        for name, rows in ordered.figures.items():
+            figures[name] = np.concatenate(
+                [
+                    np.add.reduceat(rows[:2], starts, axis=1),
+                    np.minimum.reduceat(rows[2:3], starts, axis=1),
+                    np.maximum.reduceat(rows[3:], starts, axis=1),
+                ]
+            )
+        return _Points(
+            ordered.place[starts],
+            np.minimum.reduceat(ordered.first, starts),
+            np.maximum.reduceat(ordered.last, starts),
+            np.maximum.reduceat(ordered.wall_s, starts),
+            np.add.reduceat(ordered.records, starts),
+            figures,
+        )
 
-    def __init__(self, step: int, wall_s: float) -> None:
-        self.first, self.last, self.wall_s, self.num = step, step, wall_s, 0
-        self.sums: dict[str, _Sum] = {}
-
-    def add(self, step: int, wall_s: float, values: Mapping[str, float]) -> None:
-        self.first, self.last = min(self.first, step), max(self.last, step)
-        self.wall_s = max(self.wall_s, wall_s)
-        self.num += 1
-        for name, value in values.items():
-            if name in self.sums:
-                self.sums[name].add(value)
-            else:
-                self.sums[name] = _Sum(value)
-
-    def add_all(self, other: _Point) -> None:
-        self.first, self.last = min(self.first, other.first), max(self.last, other.last)
-        self.wall_s = max(self.wall_s, other.wall_s)
-        self.num += other.num
-        for name, found in other.sums.items():
-            if name in self.sums:
-                self.sums[name].add_all(found)
-            else:
-                self.sums[name] = found
+    def halved(self) -> _Points:
+        """Return points of twice as many steps."""
+        wider = self.part(slice(None))
+        wider.place = self.place // 2
+        return wider.merged()
 
 
 class StepSeries:
     """Figures over all steps of a run, or over its newest ones."""
 
-    def __init__(self, max_points: int = MAX_POINTS, *, newest_only: bool = False) -> None:
+    def __init__(
+        self,
+        max_points: int = MAX_POINTS,
+        *,
+        names: Sequence[str] | None = None,
+        newest_only: bool = False,
+    ) -> None:
         """Begin without points.
 
         Args:
             max_points: The most that there are.
+            names: The figures that are kept of each record; None: all.
             newest_only: Drop the oldest point instead of widening all.
         """
         self._max_points, self._newest_only = max_points, newest_only
-        self.width = 1
+        self._names = names
+        self._width = 1
+        nothing = np.empty(0, dtype=np.int64)
+        self._points = _Points.of(nothing, np.empty(0), 1, {})
+        self._steps: list[int] = []
+        self._walls_s: list[float] = []
+        self._values: list[Mapping[str, float]] = []
+
+    @property
+    def width(self) -> int:
         """Steps of a point."""
-        self._points: dict[int, _Point] = {}
+        self._add_batch()
+        return self._width
 
     def add(self, step: int, wall_s: float, values: Mapping[str, float]) -> None:
-        """Take one record of a step; what is not finite is left out."""
-        finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        place = step // self.width
-        point = self._points.get(place)
-        if point is None:
-            point = self._points[place] = _Point(step, wall_s)
-        point.add(step, wall_s, finite)
-        if len(self._points) > self._max_points:
-            self._shrink()
+        """Take one record of a step; what is not finite is left out. Nobody may change it later."""
+        self._steps.append(step)
+        self._walls_s.append(wall_s)
+        self._values.append(values)
+        if len(self._steps) >= BATCH:
+            self._add_batch()
 
-    def _shrink(self) -> None:
-        if self._newest_only:
-            del self._points[min(self._points)]
+    def _add_batch(self) -> None:
+        if not self._steps:
             return
-        self.width *= 2
-        points, self._points = self._points, {}
-        for point in sorted(points.values(), key=lambda each: each.first):
-            place = point.first // self.width
-            if place in self._points:
-                self._points[place].add_all(point)
-            else:
-                self._points[place] = point
+        steps, walls_s, all_values = self._steps, self._walls_s, self._values
+        self._steps, self._walls_s, self._values = [], [], []
+        names = self._names
+        if names is None:
+            names = list(dict.fromkeys(itertools.chain.from_iterable(all_values)))
+        columns = {
+            name: np.array([values.get(name, math.nan) for values in all_values], dtype=float)
+            for name in names
+        }
+        added = _Points.of(
+            np.array(steps, dtype=np.int64), np.array(walls_s), self._width, columns
+        ).merged()
+        kept = int(np.searchsorted(self._points.place, added.place[0]))
+        tail = self._points.part(slice(kept, None)).then(added).merged()
+        self._points = self._points.part(slice(kept)).then(tail)
+        if self._newest_only:
+            self._points = self._points.part(slice(-self._max_points, None))
+        while len(self._points) > self._max_points:
+            self._width *= 2
+            self._points = self._points.halved()
 
-    def to_json(self, names: tuple[str, ...]) -> dict[str, Any]:
+    def to_json(
+        self,
+        names: Sequence[str],
+        first: int | None = None,
+        last: int | None = None,
+        max_points: int = MAX_POINTS,
+    ) -> dict[str, Any]:
         """Return columns: `step` and `wall_s` of each point's end, and of each name its figures.
 
         `records` is how many records a point is made of, `steps` how many steps it covers.
+
+        Args:
+            names: The figures that are wanted.
+            first: The first step that is wanted; None: from the beginning.
+            last: The last; None: to the end.
+            max_points: The most that are returned: of more, each two are one.
         """
-        points = [self._points[place] for place in sorted(self._points)]
+        self._add_batch()
+        begin = 0 if first is None else int(np.searchsorted(self._points.last, first))
+        end = None if last is None else int(np.searchsorted(self._points.first, last, "right"))
+        points, width = self._points.part(slice(begin, end)), self._width
+        while len(points) > max_points:
+            points, width = points.halved(), width * 2
         figures: dict[str, Any] = {
-            "width": self.width,
-            "step": [point.last for point in points],
-            "wall_s": [point.wall_s for point in points],
-            "steps": [point.last - point.first + 1 for point in points],
-            "records": [point.num for point in points],
+            "width": width,
+            "step": points.last.tolist(),
+            "wall_s": points.wall_s.tolist(),
+            "steps": (points.last - points.first + 1).tolist(),
+            "records": points.records.tolist(),
         }
         for name in names:
-            sums = [point.sums.get(name) for point in points]
-            if any(sums):
-                figures[name] = {
-                    "mean": [None if each is None else each.total / each.num for each in sums],
-                    "min": [None if each is None else each.low for each in sums],
-                    "max": [None if each is None else each.high for each in sums],
-                }
+            if name in points.figures and points.figures[name][0].any():
+                figures[name] = _columns(points.figures[name])
         return figures
+
+
+def _columns(rows: Array) -> dict[str, list[float | None]]:
+    """Return mean, least and most of each point; None: it has no value."""
+    counts, totals, low, high = rows
+    is_known = counts > 0
+    means = totals / np.where(is_known, counts, 1.0)
+    return {
+        key: [
+            value if known else None
+            for value, known in zip(column.tolist(), is_known.tolist(), strict=True)
+        ]
+        for key, column in (("mean", means), ("min", low), ("max", high))
+    }
