@@ -7,7 +7,7 @@ elements are made: orchestrator/evidence/report/html.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -297,7 +297,7 @@ def _places(view: Mapping[str, Any]) -> Markup:
             ),
         ),
         _site_table(first if len(sites) > MAX_ROWS else sites),
-        _link_table(links, has_ended=has_ended),
+        _link_table(links, out, has_ended=has_ended),
         lead=lead,
     )
 
@@ -309,7 +309,7 @@ def _site_table(sites: Sequence[Mapping[str, Any]]) -> Markup:
         rows.append(
             [
                 formats.words(site["site"]),
-                site["state"],
+                _site_state(site["state"]),
                 str(site["step"] or formats.UNKNOWN),
                 show(site["tokens_per_s"], formats.count),
                 show(site["step_s"], formats.duration),
@@ -325,15 +325,22 @@ def _site_table(sites: Sequence[Mapping[str, Any]]) -> Markup:
     )
 
 
-def _link_table(links: Sequence[Mapping[str, Any]], *, has_ended: bool) -> Markup | None:
+def _site_state(state: str) -> Markup:
+    return element("span", state, class_=f"state {'bad' if state in OUT else ''}".strip())
+
+
+def _link_table(
+    links: Sequence[Mapping[str, Any]], out: Collection[str], *, has_ended: bool
+) -> Markup | None:
     if not links:
         return None
     rows = links_that_matter(links, MAX_ROWS)
     way, *rest = link_columns(rows)
     columns = [way, *rest]
     if not has_ended:
-        now = [show(link["now_bytes_per_s"], formats.rate) for link in rows]
-        use = [show(link["now_use"], formats.share) for link in rows]
+        carried = [{} if _is_out(link, out) else link for link in rows]
+        now = [show(link.get("now_bytes_per_s"), formats.rate) for link in carried]
+        use = [show(link.get("now_use"), formats.share) for link in carried]
         columns = [way, Column("now", now), Column("use now", use), *rest]
     left = len(links) - len(rows)
     return join(
@@ -359,8 +366,13 @@ def _site_facts(site: Mapping[str, Any]) -> SiteFacts:
     )
 
 
+def _is_out(link: Mapping[str, Any], out: Collection[str]) -> bool:
+    """Whether a site at either end takes no part."""
+    return link["source"] in out or link["target"] in out
+
+
 def _link_facts(link: Mapping[str, Any], out: Mapping[str, str], *, has_ended: bool) -> LinkFacts:
-    is_out = not has_ended and (link["source"] in out or link["target"] in out)
+    is_out = not has_ended and _is_out(link, out)
     use, rate = link["use"], link[metrics.THROUGHPUT_BYTES_PER_S]
     if not has_ended and link["now_bytes_per_s"] is not None:
         use, rate = link["now_use"], link["now_bytes_per_s"]
@@ -406,7 +418,6 @@ def _windows(view: Mapping[str, Any], window: Window) -> Markup:
         element("button", "Show", type="submit"),
         action=address,
         method="get",
-        class_="steps",
     )
     return element("nav", *links, form, aria_label="Steps shown", class_="windows")
 

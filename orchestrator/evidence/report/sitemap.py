@@ -1,7 +1,7 @@
 """The map of a run: its sites, and each direction of each link, drawn by how much of it was used.
 
-Sites stand where they are on a plain equirectangular map, or on a circle where a location is
-missing. A place is (x, y), each 0..1 of the drawing, y downwards.
+Sites stand where they are on a plain equirectangular map, over outlines of land, or on a circle
+where a location is missing. A place is (x, y), each 0..1 of the drawing, y downwards.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from isthmus.orchestrator.evidence.report.charts import ticks
+from isthmus.orchestrator.evidence.report.coastline import WIDTH, View, land
 from isthmus.orchestrator.evidence.report.html import (
     Markup,
     element,
@@ -40,11 +41,13 @@ class Layout:
     """x, and the longitude in words."""
     parallels: tuple[tuple[float, str], ...] = ()
     """y, and the latitude in words."""
+    view: View | None = None
+    """The part of the world; None: it is no map."""
 
     @property
     def is_map(self) -> bool:
         """Whether places are locations."""
-        return bool(self.meridians or self.parallels)
+        return self.view is not None
 
 
 def lay_out(sites: Sequence[SiteFacts]) -> Layout:
@@ -95,6 +98,7 @@ def _map(sites: Sequence[tuple[str, float, float]]) -> Layout:
         tuple(
             (y_of(lat), latitude(lat)) for lat in ticks(top - lat_span, top, 4) if abs(lat) <= 90
         ),
+        View(left, left + lon_span, top - lat_span, top),
     )
 
 
@@ -143,6 +147,7 @@ def site_map(
     layout = lay_out(sites)
     by_pair = {(link.source, link.target): link for link in links}
     drawn = [
+        _land(layout),
         *_graticule(layout),
         *(_link(link, layout.places) for link in links if _is_drawn(link, layout)),
         *(_use(link, by_pair, layout.places) for link in links if _is_drawn(link, layout)),
@@ -162,6 +167,21 @@ def site_map(
 
 def _is_drawn(link: LinkFacts, layout: Layout) -> bool:
     return link.source in layout.places and link.target in layout.places
+
+
+def _land(layout: Layout) -> Markup | None:
+    height = round(WIDTH / ASPECT)
+    path = "" if layout.view is None else land(layout.view, height)
+    if not path:
+        return None
+    return element(
+        "svg",
+        element("path", d=path, class_="land"),
+        viewBox=f"0 0 {WIDTH} {height}",
+        preserveAspectRatio="none",
+        width="100%",
+        height="100%",
+    )
 
 
 def _graticule(layout: Layout) -> list[Markup]:
