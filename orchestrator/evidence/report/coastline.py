@@ -23,7 +23,7 @@ _BEYOND = 0.02
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The part of the world that is drawn, in degrees; `left` to `right` may go beyond 180."""
+    """The part of the world that is drawn, in degrees. Its longitudes may be beyond 180."""
 
     left: float
     right: float
@@ -53,7 +53,7 @@ def land(view: View, height: int) -> str:
     for ring in _rings():
         if ring.top < wider.bottom or ring.bottom > wider.top:
             continue
-        for shift in (-360.0, 0.0, 360.0):
+        for shift in (-360.0, 0.0, 360.0, 720.0):
             if ring.right + shift < wider.left or ring.left + shift > wider.right:
                 continue
             within = _clipped([(lon + shift, lat) for lon, lat in ring.points], wider)
