@@ -63,6 +63,12 @@ MODEL = "model"
 rank. Label DEVICE."""
 MACHINE = "machine"
 """The machine and the code of a site's first rank, once it has joined. No values; labels below."""
+RANK = "rank"
+"""How the last steps of one rank went; it goes to the site's agent, and no further. Labels NODE and
+HOST."""
+RANKS = "ranks"
+"""The same of all ranks of a site, as its agent has compared them. Labels of the slowest: NODE,
+HOST, WHY."""
 FEW = frozenset({CHECKPOINT, CHECKPOINT_FAILED, FIRST_AVERAGE, MACHINE, MODEL, STATE})
 """Rare kinds that are never dropped, because a report on the run depends on them."""
 
@@ -124,6 +130,35 @@ COUNTS_TOKENS = "counts_tokens"
 """1: the script has called `site.count_tokens`, so SITE_TOKENS are its tokens; else 0."""
 DEVICE = "device"
 """A label: the name of the device that the rank computes on."""
+
+# kinds "rank" and "ranks": medians over NUM_STEPS steps, STEP_S among them; absent: not known
+RANK_NUMBER = "rank"
+"""The rank; of "ranks" the one that the others wait for."""
+NUM_RANKS = "num_ranks"
+"""Of the site."""
+NUM_STEPS = "num_steps"
+SITE_WAIT_S = "site_wait_s"
+"""Time from a step's last gradient until those of all ranks of the site were added up: who is late
+waits least. Kind "rank"."""
+COST_S = "cost_s"
+"""How much longer the others waited than that rank, on average. Kind "ranks"."""
+BETWEEN_S = "between_s"
+"""Time from the end of a step to the next forward pass. This and the next four: of "ranks" the mean
+over the site."""
+RUN_QUEUE = "run_queue"
+"""Share of the time that the training thread waited for a core."""
+THROTTLED = "throttled"
+"""Share of the time that the container's CPU limit stopped the rank."""
+STEAL = "steal"
+"""Share of the machine's CPU time that the hypervisor took."""
+CLOCK_HZ = "clock_hz"
+"""Clock of the GPU's multiprocessors."""
+NODE = "node"
+"""A label: the node's number in its site."""
+SLOWDOWN = "slowdown"
+"""A label: why the GPU runs slower than it could."""
+WHY = "why"
+"""A label: what explains the delay, in words. Absent: nothing that is known."""
 
 # kind "machine": labels, and DEVICE; absent: not known
 HOST = "host"

@@ -60,6 +60,7 @@ def run_view(run: control_pb2.Run) -> dict[str, Any]:
         "num_steps": run.num_steps or None,
         "loss_curve": list(run.loss_curve),
         "slow": _slow_view(run.slow) if run.HasField("slow") else None,
+        "slow_ranks": [_slow_view(each) for each in run.slow_ranks],
         "totals": dict(run.totals),
     }
 
@@ -67,6 +68,10 @@ def run_view(run: control_pb2.Run) -> dict[str, Any]:
 def _slow_view(slow: control_pb2.SlowSite) -> dict[str, Any]:
     return {
         "site": slow.site,
+        "rank": slow.rank if slow.HasField("rank") else None,
+        "node": slow.node or None,
+        "host": slow.host or None,
+        "why": slow.why or None,
         "since_step": slow.since_step,
         "cost_s": slow.cost_s,
         "share": slow.share,

@@ -17,9 +17,12 @@ from typing import Any
 from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
 from isthmus.orchestrator.core.model_flops import Done, Mfu, ModelFlops, ModelReport
 from isthmus.orchestrator.core.noise_scale import NoiseScale
+from isthmus.orchestrator.core.slow_ranks import SlowRanks
 from isthmus.orchestrator.core.slow_sites import SlowPeriod, SlowSites
 from isthmus.protos import metrics
 
+MAX_SLOW_RANKS = 8
+"""In a run's status: those that cost most."""
 MAX_LOSSES = 4096
 """Points of the curve; a plot shows fewer."""
 CURVE_POINTS = 40
@@ -109,7 +112,7 @@ class RunMetrics:
         """What sites have said of their models."""
         self._is_brief = is_brief
         self._noise_scale = NoiseScale()
-        self._slow_sites = SlowSites()
+        self._slow_sites, self._slow_ranks = SlowSites(), SlowRanks()
         self._members = frozenset(sites)
         self.losses: list[tuple[int, float]] = []
         """Step, and the mean loss of its global batch, of the steps that were complete; ascending.
@@ -144,6 +147,8 @@ class RunMetrics:
             self.unigram_entropy = values.get(metrics.UNIGRAM_ENTROPY, self.unigram_entropy)
         elif kind == metrics.MODEL:
             self._reports[site] = ModelReport.of(values, labels)
+        elif kind == metrics.RANKS:
+            self._slow_ranks.add(site, step, values, labels)
         elif kind == metrics.LINK and labels.get("source") == site:
             pair = (site, labels.get("target", ""))
             self._by_gateway.setdefault(pair, {})[labels.get("gateway", "")] = values
@@ -256,6 +261,11 @@ class RunMetrics:
         """When which site has kept the others waiting; the last one may go on."""
         return self._slow_sites.periods
 
+    @property
+    def slow_ranks(self) -> Sequence[SlowPeriod]:
+        """When which rank has kept others of its site waiting."""
+        return self._slow_ranks.periods
+
     def curve(self) -> list[float]:
         """Return the losses as at most CURVE_POINTS means of equal parts, of what is finite."""
         losses = [loss for _, loss in self.losses if math.isfinite(loss)]
@@ -273,6 +283,7 @@ class RunMetrics:
             "totals": self.totals(),
             "loss_curve": self.curve(),
             "slow": None if (slow := self._slow_sites.now) is None else _slow(slow),
+            "slow_ranks": [_slow(each) for each in self._slow_ranks.now[:MAX_SLOW_RANKS]],
             "sites": {
                 name: {"step": site.step, "latest": {**site.latest, **self._latest_mfu(name)}}
                 for name, site in self.sites.items()
@@ -297,6 +308,8 @@ class RunMetrics:
         if not self._is_brief:
             self._noise_scale.add(site_name, step, values, self._members)
             self._slow_sites.add(site_name, step, values, self._members)
+            if (slow := self._slow_sites.now) is not None:
+                slow.why = self._slow_ranks.why_slow(slow) or slow.why
         if metrics.LOSS in values:
             self._add_loss(site_name, step, values)
 
@@ -378,6 +391,7 @@ def summarise(
         **_mfu(measured.mfu()),
         "noise_scale": totals.get(metrics.NOISE_SCALE),
         "slow_sites": [_slow(each) for each in measured.slow],
+        "slow_ranks": [_slow(each) for each in measured.slow_ranks],
         "codec": view.codec,
         "step_s": totals.get(metrics.STEP_S),
         "active_s": active_s,
@@ -407,6 +421,10 @@ def _slow(period: SlowPeriod) -> dict[str, Any]:
         "total_s": period.total_s,
         "for_s": period.for_s,
         "is_over": period.is_over,
+        "rank": period.rank,
+        "node": period.node,
+        "host": period.host,
+        "why": period.why,
     }
 
 

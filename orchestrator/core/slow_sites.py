@@ -6,8 +6,8 @@ them. One long step says little: a checkpoint or an evaluation may be in it. So 
 the median of WINDOW steps has cost a tenth of a step, and is so until it costs less than a
 twentieth, or another costs more. Where sites meet once in several steps, these count as one.
 
-Only sites are told apart: a rank that is late inside its site makes the site late, and the records
-of steps are those of a site's first rank.
+A rank that is late inside its site makes the site late, too: orchestrator/core/slow_ranks.py tells
+which one it is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_PERIODS = 50
 
 @dataclass(slots=True)
 class SlowPeriod:
-    """How long one site has kept the others waiting."""
+    """How long one site has kept the others waiting, or one rank those of its site."""
 
     site: str
     since_step: int
@@ -44,6 +44,21 @@ class SlowPeriod:
     for_s: float = 0.0
     """The time that those steps took."""
     is_over: bool = False
+    rank: int | None = None
+    """Of the site; None: the whole site is slow."""
+    node: str = ""
+    """The rank's node: its number in the site."""
+    host: str = ""
+    """The node's name."""
+    why: str = ""
+    """What explains it, in words; empty: nothing that is known."""
+
+    @property
+    def who(self) -> str:
+        """Return `site east`, or `rank 3 of site east (node 0, host gpu17)`."""
+        if self.rank is None:
+            return f"site {self.site}"
+        return f"rank {self.rank} of site {self.site} (node {self.node}, host {self.host})"
 
     @property
     def cost_s(self) -> float:

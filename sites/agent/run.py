@@ -38,6 +38,7 @@ from isthmus.protos.control.v1.control_pb2 import (
 from isthmus.protos.failure import Failure
 from isthmus.sites.agent.last_checkpoint import save_before_end
 from isthmus.sites.agent.logs import LogShipper
+from isthmus.sites.agent.rank_paces import RankPaces
 from isthmus.sites.agent.session import Session
 from isthmus.sites.agent.site_failures import awaits_cause, order_failures
 from isthmus.sites.agent.site_gateways import EpochChange, Opinions
@@ -90,6 +91,7 @@ class SiteRun:
         self._grace_s: float | None = None
         self._latest_step = 0
         self._step_times_s: deque[float] = deque(maxlen=_STEP_TIMES)
+        self._rank_paces = RankPaces()
         self._order: SiteOrder | None = None
         self._processes: SiteProcesses | None = None
         self._epochs: EpochChange | None = None
@@ -412,6 +414,11 @@ class SiteRun:
                 raise ValueError(f"unknown op {other!r}")
 
     def _on_metric(self, message: Mapping[str, Any]) -> None:
+        if message["kind"] == metrics.RANK:
+            compared = self._rank_paces.take(message)
+            if compared is None:
+                return
+            message = compared
         if message["kind"] == metrics.STEP:
             self._latest_step = message["step"]
             if metrics.STEP_S in message["values"]:

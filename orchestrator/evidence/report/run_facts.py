@@ -227,7 +227,7 @@ class RunFacts:
     timelines: tuple[StepTimeline, ...]
     """The timelines of steps, at most MAX_STEPS of them."""
     slow: tuple[SlowPeriod, ...]
-    """When which site has kept the others waiting."""
+    """When which site has kept the others waiting, and which ranks others of their site."""
     gaps: tuple[str, ...]
     mfu: float | None = None
     mfu_is_estimate: bool = False
@@ -322,13 +322,13 @@ def run_facts(record: RunRecord) -> RunFacts:
         emulator_note=_told(record, "wan.fallback", "note"),
         num_timelines=len(record.timelines),
         timelines=tuple(choose(record.timelines)),
-        slow=tuple(measured.slow),
+        slow=(*measured.slow, *measured.slow_ranks),
         slow_times=tuple(
             (
                 run_timeline.at_step(ends, each.since_step) or 0.0,
                 run_timeline.at_step(ends, each.last_step) or 0.0,
             )
-            for each in measured.slow
+            for each in (*measured.slow, *measured.slow_ranks)
         ),
         gaps=tuple(gaps),
     )
@@ -619,20 +619,21 @@ def _slow_link(record: RunRecord, links: Sequence[LinkFacts]) -> SlowLink | None
 
 
 def _slowest(record: RunRecord) -> SlowShare | None:
-    """Return which site cost the others most, over all of its periods."""
-    by_site: dict[str, list[SlowPeriod]] = {}
-    for each in record.measured.slow:
-        by_site.setdefault(each.site, []).append(each)
-    if not by_site:
+    """Return which site cost the others most, over all of its periods, or else which rank."""
+    by_who: dict[tuple[str, int | None], list[SlowPeriod]] = {}
+    for each in record.measured.slow or record.measured.slow_ranks:
+        by_who.setdefault((each.site, each.rank), []).append(each)
+    if not by_who:
         return None
-    site, periods = max(by_site.items(), key=lambda each: sum(one.total_s for one in each[1]))
+    periods = max(by_who.values(), key=lambda found: sum(each.total_s for each in found))
     num_steps = sum(each.num_steps for each in periods)
     total_s, for_s = sum(each.total_s for each in periods), sum(each.for_s for each in periods)
     return SlowShare(
-        who=f"site {site}",
+        who=periods[-1].who,
         num_steps=num_steps,
         cost_s=total_s / num_steps if num_steps else 0.0,
         share=total_s / for_s if for_s else 0.0,
+        why=next((each.why for each in reversed(periods) if each.why), ""),
     )
 
 

@@ -370,9 +370,9 @@ def loss_title(facts: RunFacts) -> str:
 
 
 SLOW_LEAD = (
-    "Who kept the others waiting. A site that is late itself waits least: its cost is how much "
-    "longer the others wait than it does, on average. Listed is who cost a tenth of a step or more "
-    "for ten steps."
+    "Who kept others waiting: a site the other sites, a rank the other ranks of its site. Who is "
+    "late waits least: the cost is how much longer the others wait, on average. Listed is who cost "
+    "a tenth of a step or more for ten steps; why, where measured facts say."
 )
 
 
@@ -380,17 +380,21 @@ def slow_columns(facts: RunFacts) -> list[Column]:
     """Return which site kept the others waiting, since when, and what that cost them."""
     rows = [
         [
-            each.site,
+            each.who,
             str(each.since_step),
             str(each.last_step) if each.is_over else "the end",
             formats.duration(each.cost_s),
             formats.share(each.share),
             formats.duration(each.total_s),
+            formats.words(each.why) or formats.UNKNOWN,
         ]
         for each in facts.slow
     ]
-    headings = ["site", "from step", "to step", "cost per step", "share", "in all"]
-    return columns_of(headings, rows)
+    headings = ["who", "from step", "to step", "cost per step", "share", "in all", "why"]
+    return [
+        *columns_of([*headings[:-1]], [row[:-1] for row in rows]),
+        Column(headings[-1], [row[-1] for row in rows], is_text=True),
+    ]
 
 
 def comparison(runs: Sequence[RunFacts]) -> list[Column]:

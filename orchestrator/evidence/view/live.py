@@ -78,8 +78,8 @@ class LiveTable:
             yield unbroken(f"egress {cost.line()}", width)
         if phases := start_phases(run):
             yield unbroken(phases, width)
-        if run.HasField("slow"):
-            yield unbroken(slow_words(run.slow), width, style="yellow")
+        for slow in slow_now(run):
+            yield unbroken(slow_words(slow), width, style="yellow")
         if run.reason_code:
             yield unbroken(f"{formats.words(run.reason_code)}: {formats.words(run.reason)}", width)
         is_over = bool(run.reason_code)
@@ -152,15 +152,25 @@ def start_phases(run: control_pb2.Run) -> str:
     return f"{', '.join(told)}, first step"
 
 
+def slow_now(run: control_pb2.Run) -> list[control_pb2.SlowSite]:
+    """Return which site the others wait for, and which ranks others of their site wait for."""
+    return [*([run.slow] if run.HasField("slow") else []), *run.slow_ranks]
+
+
 def slow_words(slow: control_pb2.SlowSite) -> str:
-    """Return which site the others wait for, how long, and since when."""
+    """Return which site or rank others wait for, how long, since when, and why if that is known."""
     is_was, steps = "costs", f"since step {slow.since_step}"
     if slow.is_over:
         is_was, steps = "cost", f"from step {slow.since_step} to {slow.last_step}"
+    who, others = f"site {formats.words(slow.site)}", "the others"
+    if slow.HasField("rank"):
+        node = f"node {formats.words(slow.node)}, host {formats.words(slow.host)}"
+        who, others = f"rank {slow.rank} of {who} ({node})", "its site's others"
+    why = f"; {formats.words(slow.why)}" if slow.why else ""
     return (
-        f"slow, not hung: site {formats.words(slow.site)} {is_was} the others "
-        f"{formats.duration(slow.cost_s)} a step ({formats.share(slow.share)}) {steps}, "
-        f"for {formats.duration(slow.for_s)}: {formats.duration(slow.total_s)} in all"
+        f"slow, not hung: {who} {is_was} {others} {formats.duration(slow.cost_s)} a step "
+        f"({formats.share(slow.share)}) {steps}, for {formats.duration(slow.for_s)}: "
+        f"{formats.duration(slow.total_s)} in all{why}"
     )
 
 
@@ -228,8 +238,7 @@ def plain_line(run: control_pb2.Run) -> str:
     parts = [formats.outcome(run), *_figures(run)]
     if phases := start_phases(run):
         parts.append(phases)
-    if run.HasField("slow"):
-        parts.append(slow_words(run.slow))
+    parts += map(slow_words, slow_now(run))
     if run.reason_code:
         parts.append(f"{formats.words(run.reason_code)}: {formats.words(run.reason)}")
     return "  ".join(parts)

@@ -31,6 +31,7 @@ from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.failure import name_exit
 
 _CURVE_WIDTH = 40
+_MAX_SLOW = 20
 
 
 class RunSummary:
@@ -47,7 +48,8 @@ class RunSummary:
             yield unbroken(f"{code}: {reason}", options.max_width)
         for line in _notes(summary):
             yield unbroken(line, options.max_width, style="yellow")
-        for period in summary.get("slow_sites") or []:
+        periods = [*(summary.get("slow_sites") or []), *(summary.get("slow_ranks") or [])]
+        for period in periods[:_MAX_SLOW]:
             words = slow_words(control_pb2.SlowSite(**period))
             yield unbroken(words, options.max_width, style="yellow")
         yield from _failure(summary.get("failure"), options.max_width)

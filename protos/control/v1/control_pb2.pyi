@@ -1410,7 +1410,7 @@ global___ListRunsResponse = ListRunsResponse
 
 @typing.final
 class SlowSite(google.protobuf.message.Message):
-    """A site that is late, and costs the others time; it does not hang."""
+    """A site, or a rank of one, that is late and costs the others time; it does not hang."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1422,6 +1422,10 @@ class SlowSite(google.protobuf.message.Message):
     TOTAL_S_FIELD_NUMBER: builtins.int
     FOR_S_FIELD_NUMBER: builtins.int
     IS_OVER_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    WHY_FIELD_NUMBER: builtins.int
     site: builtins.str
     since_step: builtins.int
     last_step: builtins.int
@@ -1434,6 +1438,14 @@ class SlowSite(google.protobuf.message.Message):
     for_s: builtins.float
     """time since that step"""
     is_over: builtins.bool
+    rank: builtins.int
+    """of the site, which costs the site's other ranks that; absent: the site"""
+    node: builtins.str
+    """the rank's node: its number in the site"""
+    host: builtins.str
+    """and its name"""
+    why: builtins.str
+    """what explains it, in words; empty: nothing that is known"""
     def __init__(
         self,
         *,
@@ -1445,8 +1457,14 @@ class SlowSite(google.protobuf.message.Message):
         total_s: builtins.float = ...,
         for_s: builtins.float = ...,
         is_over: builtins.bool = ...,
+        rank: builtins.int | None = ...,
+        node: builtins.str = ...,
+        host: builtins.str = ...,
+        why: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cost_s", b"cost_s", "for_s", b"for_s", "is_over", b"is_over", "last_step", b"last_step", "share", b"share", "since_step", b"since_step", "site", b"site", "total_s", b"total_s"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "cost_s", b"cost_s", "for_s", b"for_s", "host", b"host", "is_over", b"is_over", "last_step", b"last_step", "node", b"node", "rank", b"rank", "share", b"share", "since_step", b"since_step", "site", b"site", "total_s", b"total_s", "why", b"why"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
 
 global___SlowSite = SlowSite
 
@@ -1494,6 +1512,7 @@ class Run(google.protobuf.message.Message):
     LOSS_CURVE_FIELD_NUMBER: builtins.int
     CODEC_FIELD_NUMBER: builtins.int
     SLOW_FIELD_NUMBER: builtins.int
+    SLOW_RANKS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     name: builtins.str
     state: global___RunState.ValueType
@@ -1548,6 +1567,10 @@ class Run(google.protobuf.message.Message):
     def slow(self) -> global___SlowSite:
         """the site that the others wait for now, if there is one"""
 
+    @property
+    def slow_ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlowSite]:
+        """ranks that others of their site wait for now"""
+
     def __init__(
         self,
         *,
@@ -1575,9 +1598,10 @@ class Run(google.protobuf.message.Message):
         loss_curve: collections.abc.Iterable[builtins.float] | None = ...,
         codec: builtins.str = ...,
         slow: global___SlowSite | None = ...,
+        slow_ranks: collections.abc.Iterable[global___SlowSite] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["failure", b"failure", "slow", b"slow"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "codec", b"codec", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "epoch", b"epoch", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "loss_curve", b"loss_curve", "members", b"members", "name", b"name", "noted", b"noted", "notes", b"notes", "num_steps", b"num_steps", "position", b"position", "priority", b"priority", "reason", b"reason", "reason_code", b"reason_code", "run_id", b"run_id", "sites", b"sites", "slow", b"slow", "state", b"state", "totals", b"totals"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "codec", b"codec", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "epoch", b"epoch", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "loss_curve", b"loss_curve", "members", b"members", "name", b"name", "noted", b"noted", "notes", b"notes", "num_steps", b"num_steps", "position", b"position", "priority", b"priority", "reason", b"reason", "reason_code", b"reason_code", "run_id", b"run_id", "sites", b"sites", "slow", b"slow", "slow_ranks", b"slow_ranks", "state", b"state", "totals", b"totals"]) -> None: ...
 
 global___Run = Run
 

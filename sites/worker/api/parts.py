@@ -10,6 +10,7 @@ import torch.distributed as dist
 from isthmus.sites.worker.api.averaging import Averaging
 from isthmus.sites.worker.api.checkpointing import Checkpointing
 from isthmus.sites.worker.api.life import Life
+from isthmus.sites.worker.api.rank_facts import RankFacts
 from isthmus.sites.worker.api.records import Records
 from isthmus.sites.worker.api.rejoining import Rejoining
 from isthmus.sites.worker.api.synchronisation import Synchronisation
@@ -19,6 +20,7 @@ from isthmus.sites.worker.exchange.gateway_link import Link
 from isthmus.sites.worker.exchange.member_history import MemberHistory
 from isthmus.sites.worker.exchange.missing_sites import notice_steps_of
 from isthmus.sites.worker.exchange.rank_context import RankContext
+from isthmus.sites.worker.exchange.rank_pace import RankPace
 from isthmus.sites.worker.exchange.step_records import StepLog
 
 
@@ -49,6 +51,12 @@ class Parts:
             # Sites hold the same where a round has landed.
             verify_every=context.welcome.verify_every * context.spec.job.regime.sync_every,
             rejoins=context.rejoins,
+            pace=RankPace(
+                link.send,
+                rank=context.rank,
+                num_ranks=context.world_size,
+                read_facts=RankFacts(context.device),
+            ),
         )
         members = MemberHistory(context.site, rejoins=context.rejoins)
         averaging = Averaging(context, link, members, steps, records)

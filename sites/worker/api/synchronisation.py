@@ -166,6 +166,9 @@ class Synchronisation:
             self._attach_replicas(replicas, is_summed=is_summed)
         else:
             self._attach_shards(models, data_mesh, is_summed=is_summed)
+        if (pace := self._steps.pace) is not None:
+            undo = self._now.undo
+            undo += [each.register_forward_pre_hook(pace.note_forward).remove for each in models]
 
     def average_gradients(self, optimizer: Optimizer) -> None:
         """Average the gradients of an optimizer at each step: `Site.average_gradients`."""

@@ -13,6 +13,7 @@ from isthmus.protos import metrics
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.local.rank_messages import Digest, Metric, Reduced
 from isthmus.sites.worker.exchange.gateway_link import Link
+from isthmus.sites.worker.exchange.rank_pace import RankPace
 from isthmus.sites.worker.exchange.rounds import Bucket, Round
 from isthmus.sites.worker.exchange.tensor_hashes import ParameterHashes
 from isthmus.topology.spec.step_parts import step_parts
@@ -92,19 +93,22 @@ class StepLog:
         timeline_every: int,
         verify_every: int,
         rejoins: bool = False,
+        pace: RankPace | None = None,
         now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Start the clock of the first step.
 
         `timeline_every` is steps between those that are kept in detail, `verify_every` those
         between digests; 0: there are none. `sends`: this rank sends records. `rejoins`: the site
-        comes into a run that goes on, and what it begins with is not compared.
+        comes into a run that goes on, and what it begins with is not compared. `pace` is told of
+        each step; None: no other rank waits for this one.
         """
         self._link = link
         self._sends = sends
         self._timeline_every = timeline_every
         self._verify_every = verify_every
         self._rejoins = rejoins
+        self.pace = pace
         self.counts = not rejoins
         """Whether what the site makes of its data counts: not while it catches up."""
         self._now_s = now_s
@@ -192,6 +196,8 @@ class StepLog:
         if self._sends and is_kept(self.num_steps, self._timeline_every):
             for metric in timeline_of(self.num_steps, start_s, end_s, rounds):
                 self._link.send(metric)
+        if self.pace is not None:
+            self.pace.end_step(self.num_steps, start_s, end_s, rounds)
         self._start_s = end_s
         self._last_round = crossed[-1].number if crossed else -1
         times = [each for at in crossed for each in at.results]
