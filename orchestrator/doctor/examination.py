@@ -93,6 +93,9 @@ class Examined:
         return dataclasses.replace(
             files,
             addresses=tuple(dict.fromkeys(host for site in sites for host in bound_hosts(site))),
+            interfaces=tuple(
+                dict.fromkeys(each for site in sites for each in site.listening.interfaces)
+            ),
             peers=tuple(
                 dict.fromkeys(
                     host

@@ -100,6 +100,12 @@ machine has {other}
   plans and predictions count with the ones that the topology says
   nvidia-smi -L; then `accelerator` and `accelerators_per_node` of site {named}, `accelerator: \
 cpu` where that is meant; to try without: `--emulate`, or `--set trainer.compute=modelled`
+note numa-nodes: the machine has several NUMA nodes: {devices}
+  a gateway on another node reads and writes what is farther away
+  `wan: {{numa: nic}}` or `{{numa: card}}` of site {named} keeps its gateways there
+note numa-nodes/differ: cards and network are not on the same NUMA nodes: {devices}
+  what one of these cards sends crosses the link between the processors
+  `wan: {{interfaces: […]}}` of site {named}, with one near each card; else `wan: {{numa: nic}}`
 warning small-{verb}-buffer: {verb} buffers end at {most}, and the link from {source} to {target} \
 holds {held}
   {verdict}

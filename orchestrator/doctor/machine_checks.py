@@ -89,6 +89,7 @@ def machine_findings(
         *_shared_memory(machine),
         *_accelerators(machine),
         *_expected_devices(machine, topology, job),
+        *_numa(machine),
     ]
 
 
@@ -283,6 +284,29 @@ def lane_findings(machine: Machine, topology: Topology) -> Iterator[Finding]:
             yield finding(
                 "gateways-chosen", name, count=lanes.num_gateways, reasons=lanes.why, rate=rate
             )
+
+
+def _numa(machine: Machine) -> Iterator[Finding]:
+    """Tell on which NUMA nodes cards and network interfaces are, if not all gateways are bound."""
+    cards: dict[int, list[str]] = {}
+    named: list[str] = []
+    on: set[int] = set()
+    for each in machine.facts.numa:
+        if each.kind == "card":
+            cards.setdefault(each.node, []).append(each.name)
+        else:
+            on.add(each.node)
+            named.append(f"{each.name} is on node {each.node}")
+    for node, names in sorted(cards.items()):
+        what = f"card {names[0]} is" if len(names) == 1 else f"cards {', '.join(names)} are"
+        named.append(f"{what} on node {node}")
+    unbound = [site.name for site in machine.sites if not site.numa]
+    differs = bool(on) and bool(cards) and {*cards} != on
+    if not named or not (differs or unbound):
+        return
+    name = "numa-nodes/differ" if differs else "numa-nodes"
+    site = (unbound or [each.name for each in machine.sites])[0]
+    yield finding(name, machine.name, devices="; ".join(named), named=site)
 
 
 def torch_findings(machines: Sequence[Machine]) -> Iterator[Finding]:

@@ -27,6 +27,7 @@ from isthmus.sites.gateway.agent_port import (
 )
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.gateway import Gateway
+from isthmus.sites.gateway.numa_binding import bind_to_node
 from isthmus.sites.gateway.probing.probing_gateway import ProbingGateway
 from isthmus.topology.spec.errors import ConfigError
 
@@ -58,7 +59,10 @@ def main() -> int:
     agent.start()
     try:
         config = read_configuration(stdin)
-        return 0 if config is None else _run(config, stdin, agent)
+        if config is None:
+            return 0
+        bind_to_node(config)  # before threads are started, or cores counted
+        return _run(config, stdin, agent)
     except IsthmusError as error:
         return _refuse(agent, failure_of(error))
     except ConfigError as error:

@@ -40,6 +40,7 @@ def gateway_config(
     described = spec.topology.site(site)
     listening = described.listening
     interfaces = () if bind_host else listening.interfaces
+    in_node = gateway % described.gateways_per_node
     config = GatewayConfig(
         run_id=run_id,
         generation=generation,
@@ -64,9 +65,11 @@ def gateway_config(
         told_host=listening.told if told_host is None else told_host,
         ports=listening.ports,
         listens=described.inbound,
+        numa=described.numa,
+        card=in_node * described.accelerators_per_node // described.gateways_per_node,
         socket_path=socket_path,
         state_folder=state_folder,
-        fetches_state=gateway % described.gateways_per_node == 0,
+        fetches_state=in_node == 0,
         return_share=spec.topology.failure.return_share,
         links=tuple(
             PeerLink(

@@ -41,7 +41,7 @@ from isthmus.sites.facts import machine as machine_facts
 from isthmus.sites.facts.machine import collect
 from isthmus.topology.documents.load import load_job
 from isthmus.topology.spec.job import Job
-from isthmus.topology.spec.machine_facts import Accelerators, Facts, Folder, Wanted
+from isthmus.topology.spec.machine_facts import Accelerators, Facts, Folder, NumaDevice, Wanted
 from isthmus.topology.spec.world import Launcher, Listening, PortRange, Topology
 from tests.fakes.machines import examiner_in, facts_in, good_facts, topology, two_networks
 from tests.fakes.sshd import sshd
@@ -90,6 +90,33 @@ def as_nobody() -> Iterator[None]:
         yield
     finally:
         os.seteuid(0)
+
+
+CARDS = tuple(NumaDevice(kind="card", name=str(index), node=index // 2) for index in range(3))
+
+
+@pytest.mark.parametrize(
+    ("devices", "overrides", "said", "cure"),
+    [
+        (CARDS[:2], (), "cards 0, 1 are on node 0", "`wan: {numa: nic}` or `{numa: card}` of site"),
+        (
+            (NumaDevice(kind="interface", name="ens5", node=1), *CARDS),
+            ("sites.0.wan.numa=nic", "sites.1.wan.numa=nic"),
+            "ens5 is on node 1; cards 0, 1 are on node 0; card 2 is on node 1",
+            "`wan: {interfaces: […]}` of site a",
+        ),
+    ],
+)
+def test_numa_nodes_are_told(
+    devices: tuple[NumaDevice, ...], overrides: tuple[str, ...], said: str, cure: str
+) -> None:
+    facts = dataclasses.replace(good_facts(), numa=devices)
+    described = topology(*overrides)
+    found = only(machine_findings(machine(facts, described), described), "numa-nodes", NOTE, cure)
+    assert found.found.endswith(said)
+    bound = topology("sites.0.wan.numa=card", "sites.1.wan.numa=card")
+    is_silent = not machine_findings(machine(facts, bound), bound)
+    assert is_silent == (len(devices) == 2), "bound, and all on one node"
 
 
 def test_nothing_is_found_where_all_is_well() -> None:

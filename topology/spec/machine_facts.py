@@ -20,6 +20,8 @@ class Wanted:
 
     addresses: tuple[str, ...] = ()
     """Hosts on which a process will listen."""
+    interfaces: tuple[str, ...] = ()
+    """Network interfaces on which a process will listen."""
     endpoints: tuple[str, ...] = ()
     """HOST:PORT on which a process will listen."""
     peers: tuple[str, ...] = ()
@@ -113,6 +115,17 @@ class Accelerators:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NumaDevice:
+    """A device of a machine with several NUMA nodes, and the one that it is on."""
+
+    kind: str
+    """`card` or `interface`."""
+    name: str
+    """Index of a card, as CUDA counts; name of an interface."""
+    node: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """One machine, as one of its processes sees it."""
 
@@ -152,3 +165,6 @@ class Facts:
     """GPUs listed by the kernel's drivers, by model; None: there are some of unknown model."""
     accelerators: Accelerators | None = None
     """None: not asked, or no sign of any."""
+    numa: tuple[NumaDevice, ...] = ()
+    """Cards, and the interfaces on which a process will listen, else that of the default route;
+    empty where the machine has one NUMA node."""
