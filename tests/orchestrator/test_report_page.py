@@ -35,12 +35,14 @@ from isthmus.orchestrator.evidence.report.page import page
 from isthmus.orchestrator.evidence.report.run_facts import RunFacts, run_facts
 from isthmus.orchestrator.evidence.trace_events import rates
 from isthmus.orchestrator.evidence.view.live import plain_line
-from isthmus.orchestrator.run_folder.home import TOPOLOGY, RunFolder
+from isthmus.orchestrator.run_folder.home import JOB, TOPOLOGY, RunFolder
 from isthmus.orchestrator.run_folder.run_files import METRICS, RunFiles
 from isthmus.topology.presets.templates import topology_yaml
 from isthmus.topology.spec.epoch import Epoch
+from isthmus.topology.spec.lanes import AgentMachine, decide_lanes, with_lanes
 from tests.fakes.recorded_benches import record_bench
 from tests.fakes.recorded_runs import ACTIVE_S, append_line, metric, record_run
+from tests.fakes.run_specs import spec_of_texts
 from tests.fakes.run_worlds import GATHER
 
 HOSTILE = ('"><script>alert(1)</script>', "</title><img src=x onerror=alert(2)>", "a|b`*\u202e\n")
@@ -305,6 +307,29 @@ def test_status_summary_and_report_have_one_loss_when_a_site_was_lost(tmp_path: 
     assert summary["losses"] == [[step, loss] for step, loss in facts.losses]
     assert summary["losses"] == [[1, 3.0], [2, 8.0], [3, 1.0], [4, 0.5]]
     assert facts.last_loss == 0.5
+
+
+def test_gateways_are_those_that_were_decided(tmp_path: Path) -> None:
+    folder = record_run(tmp_path)
+
+    def gateways() -> list[int]:
+        topology = record_of(folder).topology
+        assert topology is not None
+        return [site.gateways_per_node for site in topology.sites]
+
+    assert gateways() == [1, 1, 1]
+    texts = [(folder.path / name).read_text() for name in (JOB, TOPOLOGY)]
+    spec = spec_of_texts(texts[0], texts[1])
+    agents = {
+        site.name: AgentMachine(host=site.name, usable_cores=64) for site in spec.topology.sites
+    }
+    fast = dataclasses.replace(
+        spec.topology,
+        links=tuple(dataclasses.replace(each, bytes_per_s=1e10) for each in spec.topology.links),
+    )
+    decided = with_lanes(fast, decide_lanes(fast, agents))
+    RunFiles(folder.path).write_spec(dataclasses.replace(spec, topology=decided).to_bytes())
+    assert gateways() == [site.gateways_per_node for site in decided.sites] != [1, 1, 1]
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

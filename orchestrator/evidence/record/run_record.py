@@ -7,6 +7,7 @@ another machine, and one of an older build all have something to show.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,13 +29,14 @@ from isthmus.orchestrator.evidence.record.step_timelines import (
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.run_folder.home import JOB, TOPOLOGY, RunChoice
 from isthmus.orchestrator.run_folder.rotated_lines import parts_of
-from isthmus.orchestrator.run_folder.run_files import METRICS
+from isthmus.orchestrator.run_folder.run_files import METRICS, RunFiles
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.topology.documents.load import load_job, load_topology
 from isthmus.topology.documents.placement import placed
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.run_spec import RunSpec
 from isthmus.topology.spec.world import Topology
 
 
@@ -149,7 +151,10 @@ def read_record(run: control_pb2.Run, events: Sequence[control_pb2.Event]) -> Ru
 def _documents(
     folder: Path, events: Sequence[control_pb2.Event], gaps: list[str]
 ) -> tuple[Topology | None, Job | None]:
-    """Return both documents as they were submitted; a gap for each that cannot be read."""
+    """Return both documents as they were submitted; a gap for each that cannot be read.
+
+    Where the topology leaves the number of gateways to isthmus, it is the one that was decided.
+    """
     submitted = next((detail_of(event) for event in events if event.kind == "run.submitted"), {})
     topology: Topology | None = None
     job: Job | None = None
@@ -164,8 +169,28 @@ def _documents(
     except ConfigError as error:
         gaps.append(f"no job: {error.problems[0]}")
     if topology is not None and job is not None:
-        topology = placed(job, topology)
+        topology = _with_gateways(placed(job, topology), folder)
     return topology, job
+
+
+def _with_gateways(topology: Topology, folder: Path) -> Topology:
+    """Return the sites with the gateways that a run had, if its folder has its spec."""
+    try:
+        spec = RunSpec.from_bytes(RunFiles(folder).read_spec(), "this machine")
+    except (OSError, ConfigError):
+        return topology
+    decided = {site.name: site for site in spec.topology.sites}
+    sites = (
+        dataclasses.replace(
+            site,
+            gateways_per_node=decided[site.name].gateways_per_node,
+            chooses_gateways=decided[site.name].chooses_gateways,
+        )
+        if site.name in decided
+        else site
+        for site in topology.sites
+    )
+    return dataclasses.replace(topology, sites=tuple(sites))
 
 
 def detail_of(event: control_pb2.Event) -> Mapping[str, Any]:
