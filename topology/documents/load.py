@@ -148,7 +148,7 @@ _PLAN_KEYS = {"made_for", "decisions", "predicted", "binding", "why", "alternati
 
 
 def _wishes(written: PlanModel) -> PlanWishes:
-    wishes = _made(PlanWishes, written, without="replan")
+    wishes = _made(PlanWishes, written, without="replan", budget="budget_usd_per_s")
     replan = written.replan
     return dataclasses.replace(
         wishes, replan=None if replan is None else _made(Replan, replan, lasting="lasting_s")

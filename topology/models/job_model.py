@@ -63,6 +63,7 @@ from isthmus.topology.spec.workload import PRECISIONS, RECOMPUTES, DescribedMode
 from isthmus.topology.text.validation import (
     SIZE_SCHEMA,
     BelowOne,
+    Budget,
     Count,
     KeyedError,
     Name,
@@ -309,6 +310,10 @@ class PlanModel(Strict):
         ),
     ] = _WISHES.max_loss_gap
     objective: Annotated[str, *choice(OBJECTIVES)] = _WISHES.objective
+    budget: Annotated[
+        Budget | None,
+        Field(description="What egress may cost, at most; choices above it are left out."),
+    ] = None
     micro_batch: Annotated[
         str,
         *choice(MICRO_BATCHES),

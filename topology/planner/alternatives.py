@@ -85,11 +85,19 @@ class Alternatives:
             compared = self.compared(other)
             is_marked = is_clearly_better(compared, self.choice)
             found.append((f"{what} (not permitted)" if is_marked else what, compared))
+        found = [
+            (f"{what} (over budget)" if each.is_over_budget else what, each) for what, each in found
+        ]
         found.sort(key=lambda each: each[1].rank[:2])
         return [
             {"what": what, "step_s": each.step_s, "usd_per_step": each.usd_per_step}
             for what, each in found
         ]
+
+    def over_budget(self) -> list[tuple[str, Choice]]:
+        """Return permitted plans but for their egress, which costs more than the job permits."""
+        compared = [(what, self.compared(other)) for what, other in self._others.items()]
+        return [(what, each) for what, each in compared if each.is_over_budget]
 
     def _no_better(self, other: Choice) -> Choice:
         """Return a permitted plan as `compared`; what is better by rounding counts as equal."""

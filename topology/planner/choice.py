@@ -27,6 +27,8 @@ _DIGITS = 10
 AS_GOOD = 1 + 5e-4
 """Ratio of steps or costs up to which two choices are equal, and simplicity or lower loss
 decides."""
+_OVER_BUDGET = 1e12
+"""Times by which a choice is over its budget, this is its rank: behind all that are within."""
 _TOLD = 3
 """Number of links whose codecs are named to people."""
 
@@ -90,6 +92,15 @@ class Choice:
     """Seconds of a step by the step model."""
     usd_per_step: float
     rank: Rank
+    egress_usd_per_step: float = 0.0
+    """US dollars of what a step sends; part of `usd_per_step`."""
+    budget_usd_per_s: float | None = None
+    """What egress may cost; None: anything."""
+
+    @property
+    def is_over_budget(self) -> bool:
+        """Whether its egress costs more than it may."""
+        return over_budget(self.egress_usd_per_step, self.step_s, self.budget_usd_per_s) > 1
 
     @property
     def decisions(self) -> object:
@@ -136,8 +147,12 @@ class Choice:
         known_s = self.step_s if self.step_s < math.inf else 0.0
         usd = self.usd_per_step + usd_per_s * (step_s - known_s)
         rest = self.rank[2 if objective == "cost" else 1 :]
+        over = over_budget(self.egress_usd_per_step, step_s, self.budget_usd_per_s)
         return dataclasses.replace(
-            self, step_s=step_s, usd_per_step=usd, rank=rank_of(objective, step_s, usd, *rest)
+            self,
+            step_s=step_s,
+            usd_per_step=usd,
+            rank=rank_of(objective, step_s, usd, *rest, over=over),
         )
 
 
@@ -146,8 +161,24 @@ def usd_per_s(topology: Topology) -> float:
     return accelerators_usd(topology, {site.name: site.num_ranks for site in topology.sites}, 1.0)
 
 
-def rank_of(objective: str, step_s: float, usd_per_step: float, *rest: float) -> Rank:
-    """Return the sort key of a choice: by the objective, then time, then `rest`."""
+def over_budget(egress_usd_per_step: float, step_s: float, budget_usd_per_s: float | None) -> float:
+    """Return how many times the budget egress costs; 1 where it is within, or there is none."""
+    if budget_usd_per_s is None or not 0 < step_s < math.inf:
+        return 1.0
+    over = egress_usd_per_step / step_s / budget_usd_per_s
+    return over if over > 1 + 10**-_DIGITS else 1.0
+
+
+def rank_of(
+    objective: str, step_s: float, usd_per_step: float, *rest: float, over: float = 1.0
+) -> Rank:
+    """Return the sort key of a choice: by the objective, then time, then `rest`.
+
+    What is `over` its budget comes behind all that is within, the cheapest a second first.
+    """
+    if over > 1:
+        rest = (step_s, *rest) if objective == "cost" else rest
+        return (_rounded(_OVER_BUDGET * over), *rest)
     if objective == "cost":
         return (_rounded(usd_per_step), _rounded(step_s), *rest)
     return (_rounded(step_s), *rest)

@@ -49,6 +49,7 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
     """
     if job.exchange.schedule == "off":
         raise _refused("exchange.schedule", "off exchanges nothing: there is nothing to plan")
+    _check_prices(job, topology)
     search = Search(job, topology)
     best = search.best()
     if best is None:
@@ -62,13 +63,15 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
     model = StepModel(decided, here, choice.candidate.plan)
     job_hash, topology_hash = plan_hashes(job, topology)
     within = _inside(search, choice) if job.workload is not None else []
+    predicted = _predicted(search, choice, model, regime)
+    _check_budget(search, choice, predicted)
     plain: dict[str, Any] = {
         "version": 1,
         "made_for": {"job": job_hash, "topology": topology_hash},
         "decisions": decisions(choice, job),
-        "predicted": _predicted(search, choice, model, regime),
+        "predicted": predicted,
         "binding": binding(search, choice, model) if regime is None else waits(regime),
-        "why": [*sentences(others, model, within), *texts],
+        "why": [*sentences(others, model, within), *texts, *_budget_texts(others, predicted)],
         "warnings": [
             *warnings(job, topology, choice),
             *too_large(decided, here),
@@ -281,6 +284,55 @@ def _too_few(section: str, least: Mapping[str, int], batch: int) -> ConfigError:
         f"sequence for each rank or replica: want at least {sum(least.values())} ({wants}), got "
         f"{batch}; with `sites: auto` some are left out",
     )
+
+
+def _check_prices(job: Job, topology: Topology) -> None:
+    """Refuse a budget where nothing is known of prices."""
+    wishes = job.plan
+    if wishes is None or wishes.budget_usd_per_s is None:
+        return
+    if not any(link.egress_usd_per_byte for link in topology.links):
+        message = (
+            "no link of the topology has a price, so nothing is known of what egress costs: say "
+            "it at links, as `egress: 0.02USD/GB`"
+        )
+        raise _refused("plan.budget", message)
+
+
+def _usd_per_s(predicted: Mapping[str, float]) -> float:
+    return predicted.get("egress_usd_per_step", 0.0) / predicted["step_s"]
+
+
+def _check_budget(search: Search, choice: Choice, predicted: Mapping[str, float]) -> None:
+    """Refuse a plan that is over budget: it is the cheapest that was found."""
+    budget, usd_per_s = search.wishes.budget_usd_per_s, _usd_per_s(predicted)
+    if budget is None or usd_per_s <= budget * _ROUNDING:
+        return
+    cheapest = f"{choice.candidate.form} of {len(choice.sites)} sites with {choice.coding}"
+    raise _refused(
+        "plan.budget",
+        f"no plan keeps egress within {_usd_a_day(budget)}: the cheapest found, {cheapest}, costs "
+        f"{_usd_a_day(usd_per_s)}. Permit smaller codecs (plan.codecs), fewer exchanges "
+        "(plan.max_sync_period) or fewer sites (plan.sites: auto), or a larger budget",
+    )
+
+
+def _budget_texts(others: Alternatives, predicted: Mapping[str, float]) -> list[str]:
+    """Return what is to be said of the budget: what the plan costs, and what was left out."""
+    budget = others.search.wishes.budget_usd_per_s
+    if budget is None:
+        return []
+    cost, limit = _usd_a_day(_usd_per_s(predicted)), _usd_a_day(budget)
+    left_out = [what for what, each in others.over_budget() if each.step_s < predicted["step_s"]]
+    more = f" Left out, for they are faster and cost more than that: {', '.join(left_out)}."
+    return [f"Egress costs {cost}; plan.budget permits {limit}.{more if left_out else ''}"]
+
+
+_ROUNDING = 1 + 1e-6
+
+
+def _usd_a_day(usd_per_s: float) -> str:
+    return f"{usd_per_s * 86_400:.4g} USD a day"
 
 
 def _refused(path: str, message: str) -> ConfigError:

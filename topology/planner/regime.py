@@ -14,7 +14,7 @@ from typing import Any
 
 from isthmus.topology.cost.local_sgd import regime_round, regime_step_s
 from isthmus.topology.cost.memory import outer_optimizer_bytes
-from isthmus.topology.planner.choice import Choice
+from isthmus.topology.planner.choice import Choice, over_budget
 from isthmus.topology.planner.loss_gaps import loss_gap
 from isthmus.topology.spec.plan_wishes import PlanWishes
 from isthmus.topology.spec.regime import Regime, regime_of
@@ -105,7 +105,9 @@ def chosen(
     ]
     figure: Callable[[Choice | Candidate], float] = _usd if wishes.objective == "cost" else _time
     found.sort(key=figure)
-    good = [each for each in found if figure(each) < (1 - _GAIN) * figure(sync)]
+    good = [
+        each for each in found if sync.is_over_budget or figure(each) < (1 - _GAIN) * figure(sync)
+    ]
     if not good:
         return None, found
     near = [each for each in good if figure(each) <= (1 + _GAIN) * figure(good[0])]
@@ -183,7 +185,11 @@ def _candidate(regime: Regime, timed: Timed) -> Candidate:
 
 
 def _is_permitted(candidate: Candidate, wishes: PlanWishes) -> bool:
-    return wishes.max_loss_gap is None or candidate.gap <= wishes.max_loss_gap
+    if wishes.max_loss_gap is not None and candidate.gap > wishes.max_loss_gap:
+        return False
+    step_s = candidate.step_s
+    egress_usd = candidate.usd_per_step - candidate.timed.usd_per_s * step_s
+    return over_budget(egress_usd, step_s, wishes.budget_usd_per_s) <= 1
 
 
 def rounds(step_s: float, exchange_s: float, most: int) -> list[Regime]:

@@ -38,6 +38,7 @@ from isthmus.topology.planner.choice import (
     by_rank,
     is_better,
     loss,
+    over_budget,
     rank_of,
     recoded,
     usd_per_s,
@@ -465,8 +466,8 @@ class SiteSet:
         now = choice.candidate.plan.trees
         # Warm connections are quickly predicted: a lower bound of the step. With many sites slow
         # start is taken to add alike to all trees.
-        limit_s = choice.modelled_s
-        if self._search.is_large:
+        limit_s = math.inf if choice.is_over_budget else choice.modelled_s
+        if self._search.is_large and not choice.is_over_budget:
             warm_s = self._model_of(choice).warm_step_s(choice.timings)
             limit_s = min(limit_s, _WARM * warm_s)
         for trees in itertools.islice(change(choice.candidate.plan), self._fewer(_CHANGES)):
@@ -487,6 +488,8 @@ class SiteSet:
         By a lower bound: what its sites compute, and the bytes on the busiest link.
         """
         if choice.coding.links:  # Trees may then have other codecs, which lose less.
+            return True
+        if choice.is_over_budget:  # A longer step may be within it.
             return True
         carried = self._carried(trees)
         sent_bytes = gradient_bytes(self._job) * usual_ratio(choice.coding.codec)
@@ -632,6 +635,9 @@ class SiteSet:
         usd = egress + (self.usd_per_s * step_s if is_known else 0.0)
         places = (self._search.codecs.index(coding.codec), len(candidate.plan.trees))
         rest = (len(self._names), lost, *places, self._search.sizes.index(sizing))
+        budget = self._search.wishes.budget_usd_per_s
+        usd_ranked = usd if is_known else math.inf
+        over = over_budget(egress, step_s, budget)
         return Choice(
             sites=self._names,
             sequences=split,
@@ -643,7 +649,9 @@ class SiteSet:
             step_s=step_s,
             modelled_s=step_s,
             usd_per_step=usd,
-            rank=rank_of(self._objective, step_s, usd if is_known else math.inf, *rest),
+            rank=rank_of(self._objective, step_s, usd_ranked, *rest, over=over),
+            egress_usd_per_step=egress,
+            budget_usd_per_s=budget,
         )
 
     def _decided_job(self, coding: Coding, sizing: Sizing) -> Job:

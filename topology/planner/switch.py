@@ -134,7 +134,8 @@ def _as_it_runs(job: Job, topology: Topology, cut_bytes: int) -> Job:
         Placed(site=site.name, sequences=count)
         for site, count in zip(topology.sites, even_split(job, topology), strict=True)
     )
-    wishes = PlanWishes(sites="all", gateways=gateways)
+    budget = None if job.plan is None else job.plan.budget_usd_per_s
+    wishes = PlanWishes(sites="all", gateways=gateways, budget_usd_per_s=budget)
     return dataclasses.replace(job, exchange=exchange, placement=placement, plan=wishes)
 
 

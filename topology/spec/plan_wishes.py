@@ -52,6 +52,8 @@ class PlanWishes:
     it; None: any regime is permitted whose rounds are."""
     objective: str = "throughput"
     """One of OBJECTIVES."""
+    budget_usd_per_s: float | None = field(default=None, metadata=IN_USE)
+    """What egress may cost, in US dollars a second; None: anything."""
     micro_batch: str = "given"
     """One of MICRO_BATCHES."""
     cuts: str = "given"

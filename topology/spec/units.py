@@ -81,6 +81,8 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "m": ("meter", "meters", "metre", "metres"),
     "km": ("kms", "kilometer", "kilometers", "kilometre", "kilometres"),
     "USD/h": ("$/h", "$/hr", "USD/hr", "USD/hour", "$/hour"),
+    "USD/day": ("$/day", "USD/d", "$/d"),
+    "USD/month": ("$/month",),
     "USD/GB": ("$/GB",),
     "USD/GiB": ("$/GiB",),
     "USD/TB": ("$/TB",),
@@ -156,6 +158,16 @@ COMPUTE = Quantity("a compute rate", _decimal(" kMGTP", "FLOP/s"), "989TFLOP/s")
 BDP = Quantity("a queue", {"BDP": Fraction(1)}, "0.5BDP")
 """Queue sizes in bandwidth-delay products of a link."""
 PRICE_PER_HOUR = Quantity("a price", {"USD/h": Fraction(1)}, "2.5USD/h")
+BUDGET = Quantity(
+    "a budget",
+    {
+        "USD/h": Fraction(1, 3600),
+        "USD/day": Fraction(1, 86_400),
+        "USD/month": Fraction(1, 30 * 86_400),
+    },
+    "200USD/day",
+)
+"""Base unit: US dollars a second. A month has 30 days."""
 PRICE_PER_BYTE = Quantity(
     "a price",
     {

@@ -153,6 +153,7 @@ SIZE_SCHEMA = WithJsonSchema(
 )
 Distance = Annotated[float, *_quantity(units.DISTANCE)]
 Compute = Annotated[float, *_quantity(units.COMPUTE, positive=True)]
+Budget = Annotated[float, *_quantity(units.BUDGET, positive=True)]
 PricePerHour = Annotated[float, *_quantity(units.PRICE_PER_HOUR)]
 PricePerByte = Annotated[float, *_quantity(units.PRICE_PER_BYTE)]
 Fraction = Annotated[float, PlainValidator(units.parse_fraction), _FRACTION_SCHEMA]
