@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from pathlib import Path
 
@@ -31,7 +32,8 @@ from isthmus.orchestrator.cli.options import (
     with_output,
 )
 from isthmus.orchestrator.cli.output import Output
-from isthmus.orchestrator.documents import load_pair
+from isthmus.orchestrator.documents import load_pair, read_text
+from isthmus.orchestrator.emulator.fault_files import TRACE_BYTES, load_link_trace
 from isthmus.orchestrator.evidence.bench.bench_tables import scaling_tables
 from isthmus.orchestrator.evidence.bench.requirements import (
     EXAMPLES,
@@ -45,6 +47,8 @@ from isthmus.orchestrator.run_folder.home import new_run_id
 from isthmus.topology.spec.hashing import config_hash
 from isthmus.topology.spec.job import COMPUTES
 
+LINK_TRACE = "link-trace.yaml"
+"""The fault script that a trace becomes, in the benchmark's folder."""
 _STEPS = 20
 _WARMUP_STEPS = 5
 _ROUNDS = 2
@@ -82,6 +86,12 @@ _question_options = all_of(
         help="Send nothing between sites before the backward pass has ended.",
     ),
     emulator_option("What emulates the WAN between the sites. [as the topology says]"),
+    click.option(
+        "--link-trace",
+        "trace_path",
+        type=click.Path(path_type=Path),
+        help="Links change as in this recording: CSV or JSON lines of time_s, source, target, bytes_per_s, rtt_s, jitter_s, loss, or the metrics.jsonl of a run.",
+    ),
 )
 """What makes the question: resuming needs the same again."""
 
@@ -113,6 +123,7 @@ def command(
     no_exchange: bool,
     no_overlap: bool,
     emulator: str | None,
+    trace_path: Path | None,
     name: str | None,
     resume: bool,
     requirements: tuple[Requirement, ...],
@@ -125,6 +136,8 @@ def command(
     """
     if no_exchange and no_overlap:
         raise click.UsageError("--no-overlap has no use with --no-exchange: nothing crosses")
+    if no_exchange and trace_path is not None:
+        raise click.UsageError("--link-trace has no use with --no-exchange: nothing crosses")
     if steps is not None and steps % 2:
         raise click.UsageError(
             f"--steps: want an even number, got {steps}: where sites wait for each other, longer "
@@ -150,6 +163,7 @@ def command(
         steps=_STEPS if steps is None else steps,
         repeats=repeats,
         sweeps=parse_sweeps(sweeps),
+        link_trace="" if trace_path is None else _hash_of(trace_path),
     )
     points = load_points(question, job, None)
     round_steps = math.lcm(*(point.together.job.regime.sync_every for point in points))
@@ -162,6 +176,10 @@ def command(
             steps=whole_rounds("--steps", steps, usual, math.lcm(2, round_steps)),
         )
         points = load_points(question, job, None)
+    trace = ""
+    if trace_path is not None:
+        used = [point.together.topology for point in points]
+        trace = load_link_trace(trace_path, base.topology, used)
     note_plans(output, points)
     name = name or f"{base.job.name}-{new_run_id()}"[-64:]
     path = bench_folder(home, name) / BENCH
@@ -172,11 +190,15 @@ def command(
         else new_folder(path, "add --resume, or choose another --name")
     )
     with opened as begun:
+        script = path.parent / LINK_TRACE
+        if trace:
+            script.write_text(trace, encoding="utf-8")
         progress = Progress(timeout_s)
         scaling = Scaling(
             folder=path.parent,
             bench=begun or new,
             points=points,
+            faults=("--faults", str(script.absolute())) if trace else (),
             launch=progress.launch,
             watch=progress,
         )
@@ -189,3 +211,7 @@ def command(
             resume=again,
             unmet=lambda bench: [said for each in requirements for said in each.unmet(bench)],
         )
+
+
+def _hash_of(path: Path) -> str:
+    return hashlib.sha256(read_text(path, TRACE_BYTES).encode()).hexdigest()

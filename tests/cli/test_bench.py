@@ -282,3 +282,54 @@ def _two_real_runs(run: Bench, data: dict[str, Any]) -> None:
     for each in setting["runs"]:
         assert (run.home / "bench" / "mine" / each["folder"] / "metrics.jsonl").is_file()
     run.wait_for_nothing_left(20)
+
+
+def test_links_play_a_recording_in_runs_of_all_sites(
+    isthmus: Isthmus, files: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, played = MeasuredRuns(), []
+
+    def run_to_end(pair: Pair, home: Path, run_id: str, **given: Any) -> Ended:  # noqa: ANN401
+        played.append((pair.topology.emulate, given["faults"]))
+        return made(pair, home, run_id)
+
+    monkeypatch.setattr("isthmus.orchestrator.cli.bench_folder.run_to_end", run_to_end)
+    trace = files / "trace.csv"
+    trace.write_text("time_s,source,target,bytes_per_s\n0,oregon,virginia,1e6\n")
+    options = ("--repeats", "1", "--name", "mine", "--link-trace", trace)
+    assert isthmus("bench", files / "job.yaml", *options).code == 0
+    script = home / "bench" / "mine" / "link-trace.yaml"
+    assert "rate: 8000000bit/s" in script.read_text()
+    assert played == [(False, ())] * 3 + [(True, ("--faults", str(script)))]
+    trace.write_text("time_s,source,target,bytes_per_s\n0,oregon,virginia,2e6\n")
+    refused = isthmus("bench", files / "job.yaml", *options, "--resume", "--json")
+    assert refused.code == ExitCode.REFUSED
+    assert "link" in refused.envelope["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "code", "words"),
+    [
+        (None, [], "INVALID_CONFIG", "No such file"),
+        ("time_s,source\n", [], "INVALID_CONFIG", "a column is missing: target"),
+        ("time_s,source,target,rtt_s\n0,oregon,paris,1", [], "INVALID_CONFIG", "no link from oregon to paris"),
+        ("time_s,source,target,rtt_s\n", ["--no-exchange"], "USAGE", "--no-exchange"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_a_recording_are_named_before_anything_runs(
+    isthmus: Isthmus,
+    files: Path,
+    runs: MeasuredRuns,
+    text: str | None,
+    options: list[str],
+    code: str,
+    words: str,
+) -> None:
+    if text is not None:
+        (files / "trace.csv").write_text(text)
+    done = isthmus(
+        *("bench", files / "job.yaml", "--link-trace", files / "trace.csv", "--json"), *options
+    )
+    assert done.envelope["error"]["code"] == code
+    assert words in json.dumps(done.envelope["error"], ensure_ascii=False)
+    assert not runs.names

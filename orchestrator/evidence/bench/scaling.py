@@ -52,6 +52,8 @@ class Scaling(Experiment[Bench]):
     file: str = BENCH
     points: Sequence[Point]
     """One for each of its settings, in their order."""
+    faults: Sequence[str] = ()
+    """What names the fault script of the runs with links."""
 
     def __post_init__(self) -> None:
         kept = [
@@ -94,7 +96,7 @@ class Scaling(Experiment[Bench]):
                 steps=question.steps,
             )
 
-        made, measured = self.made(pair, figures)
+        made, measured = self.made(pair, figures, self.faults if planned.site is None else ())
         run = Run(
             **made.fields(),
             kind="all" if planned.site is None else "solo",

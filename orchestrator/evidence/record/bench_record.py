@@ -235,6 +235,8 @@ class Question(_Strict):
     """Measured ones, after the warm-up."""
     repeats: int
     sweeps: tuple[Sweep, ...]
+    link_trace: str = ""
+    """sha256 of the recording by which links change; empty: they stay as described."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
