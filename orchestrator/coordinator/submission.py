@@ -16,7 +16,7 @@ from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.errors import ConfigMismatchError, RemoteProtocolError
 from isthmus.protos.limits import PASSED_ENV_BYTES, RUN_SPEC_BYTES
 from isthmus.topology.documents.load import load_job, load_topology
-from isthmus.topology.documents.run_decisions import decide_run
+from isthmus.topology.documents.run_decisions import decide_reduction, decide_run
 from isthmus.topology.documents.run_documents import DocumentText, load_run
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.hashing import topology_hash
@@ -179,7 +179,7 @@ def decided(
     spec = decide_run(
         run.job,
         with_lanes(run.topology, lanes),
-        run.reduction,
+        decide_reduction(run.job, run.topology),
         folder=PurePath(job_text.source).parent,
         replan=_replan(run.job, job_text, is_planned=bool(decisions)),
     )

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 from isthmus.topology.documents.load import load_job, load_topology
 from isthmus.topology.documents.placement import Misplaced, placed, problems_of
-from isthmus.topology.documents.run_decisions import decide_reduction
 from isthmus.topology.spec.errors import ConfigError, Problem
 from isthmus.topology.spec.job import Job
-from isthmus.topology.spec.run_spec import CodedPlan
 from isthmus.topology.spec.world import Topology
 from isthmus.topology.text.yaml_document import Document, Path, read_with_overrides
 from isthmus.topology.trees.link_codecs import problems_of as problems_of_codecs
+from isthmus.topology.trees.tree_choice import check_reduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,6 @@ class RunDocuments:
     """Topology of the sites that take part, used by the run."""
     described: Topology
     """Topology of all sites, with which agents and coordinator are started."""
-    reduction: CodedPlan
-    """Reduction of the job on `topology`."""
 
 
 def load_run(job: DocumentText, topology: DocumentText) -> RunDocuments:
@@ -77,14 +74,14 @@ def joined(
     _refuse([*problems_of(job, described), *problems_of_codecs(job, described)], written)
     here = placed(job, described)
     _refuse(_probe_problems(job, here), written)
-    reduction = check_pair(job, here, written, is_placed=is_placed)
-    return RunDocuments(job, here, described, reduction)
+    check_pair(job, here, written, is_placed=is_placed)
+    return RunDocuments(job, here, described)
 
 
 def check_pair(
     job: Job, topology: Topology, written: DocumentText, *, is_placed: bool = True
-) -> CodedPlan:
-    """Check that a job can run on a topology, and return its reduction.
+) -> None:
+    """Check that a job can run on a topology.
 
     If a plan will decide later which sites take part (not `is_placed`), the batch may have fewer
     sequences than all ranks.
@@ -94,13 +91,12 @@ def check_pair(
     """
     problems = _batch_problems(job, topology) if is_placed else []
     try:
-        reduction = decide_reduction(job, topology)
+        check_reduction(job, topology)
     except ConfigError as error:
         found = [(tuple(each.path.split(".")), each.message) for each in error.problems]
         _refuse([*found, *problems], written)
         raise
     _refuse(problems, written)
-    return reduction
 
 
 def _probe_problems(job: Job, topology: Topology) -> list[Misplaced]:

@@ -83,7 +83,25 @@ def plan_reduction(job: Job, topology: Topology) -> ReductionPlan:
         ConfigError: the job needs a link or a site that the topology does not have. Problems have
             paths in the job.
     """
-    pairs, wanted = pairs_of(topology, job.exchange), job.reduction
+    pairs = pairs_of(topology, job.exchange)
+    asked = _asked(job, pairs)
+    return _automatic(job, topology, pairs) if asked is None else asked
+
+
+def check_reduction(job: Job, topology: Topology) -> None:
+    """Check that there are trees for a job, without looking for the fastest ones.
+
+    Raises:
+        ConfigError: as `plan_reduction`.
+    """
+    pairs = pairs_of(topology, job.exchange)
+    if _asked(job, pairs) is None:
+        _widest(pairs)
+
+
+def _asked(job: Job, pairs: Pairs) -> ReductionPlan | None:
+    """Return the trees that a job asks for; None: it leaves them to the automatic choice."""
+    wanted = job.reduction
     if wanted.hub is not None and wanted.hub not in pairs.names:
         hint = did_you_mean(wanted.hub, pairs.names)
         raise ConfigError([refused("hub", f"unknown site {wanted.hub!r}{hint}")])
@@ -99,7 +117,15 @@ def plan_reduction(job: Job, topology: Topology) -> ReductionPlan:
         return _hierarchy(job, pairs)
     if wanted.tree == "star" or wanted.hub is not None:
         return _star(pairs, wanted.hub)
-    return _automatic(job, topology, pairs)
+    return None
+
+
+def _widest(pairs: Pairs) -> Tree:
+    """Return the tree whose slowest link is fastest."""
+    widest = widest_tree(pairs)
+    if widest is None:
+        raise ConfigError("links: the sites are not connected in both directions")
+    return widest
 
 
 def _refuse(key: str, message: str) -> ConfigError:
@@ -183,9 +209,7 @@ def _groups_told(groups: Groups, pairs: Pairs) -> str:
 
 
 def _automatic(job: Job, topology: Topology, pairs: Pairs) -> ReductionPlan:
-    simplest = widest_tree(pairs)
-    if simplest is None:
-        raise ConfigError("links: the sites are not connected in both directions")
+    simplest = _widest(pairs)
     if pairs.num_sites == 2:
         return _gather(pairs)
     plans = [ReductionPlan(pairs.num_sites, (simplest,), "")]
