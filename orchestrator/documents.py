@@ -28,6 +28,8 @@ class AppliedPlan:
     """As a plan file has them."""
     asked_overrides: list[str]
     """The job's overrides without them."""
+    told: dict[str, Any]
+    """What the plan says beside them: `why`, `predicted`, and the first `alternatives`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from isthmus.topology.planner.plan import make_plan
 from isthmus.topology.spec.errors import ConfigError, Problem
 from isthmus.topology.spec.hashing import plan_hashes
 from isthmus.topology.spec.job import Job
-from isthmus.topology.spec.plan_decisions import overrides_of
+from isthmus.topology.spec.plan_decisions import NUM_TOLD_ALTERNATIVES, overrides_of
 from isthmus.topology.text.yaml_document import read_with_overrides
 
 
@@ -50,7 +50,7 @@ def as_launched(pair: Pair) -> tuple[Pair, str | None]:
     if not pair.job.is_to_plan:
         return pair, None
     plan = plan_of(pair)
-    return _with(pair, plan["decisions"]), plan["why"][0]
+    return _with(pair, plan), plan["why"][0]
 
 
 def read_plan(path: Path) -> PlanFile:
@@ -72,12 +72,17 @@ def with_plan(pair: Pair, path: Path) -> Pair:
     hashes = plan_hashes(pair.job, pair.described)
     plan.check_made_for(hashes, str(pair.job_path), str(pair.topology_path))
     try:
-        return _with(pair, plan.plain["decisions"])
+        return _with(pair, plan.plain)
     except ConfigError as error:
         raise plan.blamed(error) from error
 
 
-def _with(pair: Pair, decisions: dict[str, Any]) -> Pair:
-    own = [*pair.topology_overrides, *pair.job_overrides]
+def _with(pair: Pair, plan: dict[str, Any]) -> Pair:
+    decisions, own = plan["decisions"], [*pair.topology_overrides, *pair.job_overrides]
     decided = load_pair(pair.job_path, [*own, *overrides_of(decisions)], pair.topology_path)
-    return dataclasses.replace(decided, plan=AppliedPlan(decisions, pair.job_overrides))
+    told = {
+        "why": plan["why"],
+        "predicted": plan["predicted"],
+        "alternatives": plan["alternatives"][:NUM_TOLD_ALTERNATIVES],
+    }
+    return dataclasses.replace(decided, plan=AppliedPlan(decisions, pair.job_overrides, told))

@@ -40,6 +40,11 @@ from isthmus.orchestrator.run_folder.home import home_folder
     is_flag=True,
     help="Ask for a token on loopback, too: others work here.",
 )
+@click.option(
+    "--allow-actions",
+    is_flag=True,
+    help="Let whoever has the address, which then has a token, stop runs, as `isthmus cancel` does.",
+)
 @home_option
 @with_output
 def command(
@@ -49,9 +54,12 @@ def command(
     state: Path | None,
     names: tuple[str, ...],
     wants_token: bool,
+    allow_actions: bool,
     home: Path | None,
 ) -> int:
-    """Show runs in a browser, live, until Ctrl-C. Nothing can be changed there.
+    """Show runs in a browser, live, until Ctrl-C.
+
+    Nothing can be changed there without --allow-actions.
 
     The first line is its address. Where others than this machine's users can reach it, the address
     has a token, without which nothing is shown.
@@ -69,14 +77,15 @@ def command(
             hint="Name another --port, or --port 0; --host is an address of this machine.",
         ) from error
     port = listener.getsockname()[1]
-    token = new_token() if wants_token or not is_loopback(host) else ""
+    has_token = wants_token or allow_actions or not is_loopback(host)
+    token = new_token() if has_token else ""
     url = f"http://{_in_url(host)}:{port}/" + (f"?token={token}" if token else "")
     with listener:
         if output.as_json:
             output.note(url)
         else:
             output.text(url)
-        access = Access(host, port, token, names)
+        access = Access(host, port, token, names, allow_actions)
         run_command(lambda: serve(listener, access, home_folder(home), state))
     return output.result({"url": url})
 

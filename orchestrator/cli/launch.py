@@ -164,10 +164,10 @@ def command(
             held.enter_context(run_dashboard(home_folder(home), name)) if wants_dashboard else None
         )
         folder = submit(pair, home_folder(home), name, coordinator, faults, priority)
-        if dashboard is not None:
-            _show(output, dashboard, folder)
         logs_of = _first_site(pair) if _has_logs(wants_logs) else None
         try:
+            if dashboard is not None:
+                _show(output, dashboard, folder)
             return _tell(output, folder, home, deadline_s, logs_of, detach=detach)
         except KeyboardInterrupt as error:
             exit_code = INTERRUPTION.answer(error)

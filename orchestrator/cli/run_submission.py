@@ -71,6 +71,8 @@ def submit(
             topology = folder.path / TOPOLOGY
             topology.write_text(pair.topology_text, encoding="utf-8")
             _remember_checkpoints(pair, folder)
+            if pair.plan is not None:
+                folder.remember_plan(pair.plan.told)
             folder.remember_tls()
             if coordinator is not None:
                 folder.remember_remote(coordinator)

@@ -1,15 +1,19 @@
-"""Who may read: checks of each request before the application sees it, and headers of each answer.
+"""Who may read and act: checks of each request before the application sees it, and headers.
 
-- Only GET and HEAD. Nothing can be changed.
+- Only GET and HEAD. Nothing can be changed, unless the operator has allowed actions.
 - The Host header must name this server. Else a page from elsewhere could have its own name resolve
   to this address, and read what is here (DNS rebinding).
 - Where others can reach the address, or when asked for, a token: in the address that is printed,
   then in a cookie, or as `Authorization: Bearer`.
+- An action is a POST to one of its addresses, always with the token. A browser, which sends its
+  cookie whoever has it ask, must also say that a page of ours asks (Origin), and show what only
+  such a page has (ACTION_HEADER). So nobody else's page can have it act (CSRF).
 - No script, style or picture but our own (Content-Security-Policy), and no copy in any cache.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import secrets
@@ -35,6 +39,9 @@ HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
 }
 TOKEN_BYTES = 24
+ACTION_PREFIX = "/actions/"
+ACTION_HEADER = "x-isthmus-action"
+"""Header with what pages were given for actions."""
 _MOVED = (
     '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>isthmus</title>'
     '<link rel="icon" href="data:,"><meta http-equiv="refresh" content="0;url=/"></head>'
@@ -42,6 +49,9 @@ _MOVED = (
 )
 """A page of our own, not a redirect: a browser withholds a SameSite=Strict cookie from one that
 another site's link has led to."""
+
+
+_NO_TOKEN = "Open the address that `isthmus dashboard` printed.\n"  # noqa: S105 - it says so
 
 
 def is_loopback(host: str) -> bool:
@@ -65,6 +75,11 @@ class Access:
     """Empty: none is asked for."""
     names: tuple[str, ...] = ()
     """More names by which browsers may reach it."""
+    allows_actions: bool = False
+    """There is a token, then."""
+
+    def __post_init__(self) -> None:
+        assert self.token or not self.allows_actions, "who may act has a token"
 
     @property
     def cookie(self) -> str:
@@ -82,6 +97,25 @@ class Access:
             return not is_loopback(self.host) and name == socket.gethostname().lower()
         # Nobody's name resolves to an address that is spelt out.
         return address.is_loopback or not is_loopback(self.host)
+
+    @property
+    def action_token(self) -> str:
+        """What a page shows beside the cookie, to act; empty: nothing can be done."""
+        if not self.allows_actions:
+            return ""
+        return hmac.new(self.token.encode(), b"actions", hashlib.sha256).hexdigest()
+
+    def is_own_page(self, headers: Mapping[str, str]) -> bool:
+        """Whether a page of this server asks, and has what such a page was given."""
+        scheme, _, origin = headers.get("origin", "").partition("://")
+        return (
+            scheme in {"http", "https"}
+            and origin == headers.get("host", "")
+            and headers.get("sec-fetch-site", "same-origin") == "same-origin"
+            and hmac.compare_digest(
+                headers.get(ACTION_HEADER, "").encode(), self.action_token.encode()
+            )
+        )
 
     def is_token(self, given: str | None) -> bool:
         """Compare in constant time."""
@@ -131,7 +165,7 @@ class Guard:
         if not self._access.knows_host(headers.get("host", "")):
             return PlainTextResponse("This server has another name: --name allows one.\n", 421)
         if scope["method"] not in {"GET", "HEAD"}:
-            return PlainTextResponse("Nothing can be changed here.\n", 405, {"Allow": "GET, HEAD"})
+            return self._refused_action(scope, headers)
         if not self._access.token:
             return None
         query = parse_qs(scope["query_string"].decode("latin-1"))
@@ -145,7 +179,20 @@ class Guard:
             self._of_cookie(headers)
         ):
             return None
-        return PlainTextResponse("Open the address that `isthmus dashboard` printed.\n", 401)
+        return PlainTextResponse(_NO_TOKEN, 401)
+
+    def _refused_action(self, scope: Scope, headers: Mapping[str, str]) -> Response | None:
+        """Refuse what would change something, unless whoever asks may."""
+        is_action = scope["method"] == "POST" and scope["path"].startswith(ACTION_PREFIX)
+        if not self._access.allows_actions or not is_action:
+            return PlainTextResponse("Nothing can be changed here.\n", 405, {"Allow": "GET, HEAD"})
+        if self._access.is_token(_bearer(headers)):
+            return None  # no browser sends this by itself
+        if not self._access.is_token(self._of_cookie(headers)):
+            return PlainTextResponse(_NO_TOKEN, 401)
+        if not self._access.is_own_page(headers):
+            return PlainTextResponse("Only a page of this dashboard can ask for that.\n", 403)
+        return None
 
     def _of_cookie(self, headers: Mapping[str, str]) -> str | None:
         try:

@@ -16,8 +16,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from isthmus.orchestrator.client.run_reader import TERMINAL
 from isthmus.orchestrator.coordinator.journal import JournalError
 from isthmus.orchestrator.dashboard import pages
+from isthmus.orchestrator.dashboard.actions import ACTIONS, Attempt, RunActions
 from isthmus.orchestrator.dashboard.pages import Parts
 from isthmus.orchestrator.dashboard.prepared import Answer, PreparedAnswers
 from isthmus.orchestrator.dashboard.run_index import RunIndex, Window
@@ -32,7 +34,7 @@ _ASSETS = {
     "dashboard.css": (_HERE, "text/css"),
     "dashboard.js": (_HERE, "text/javascript"),
 }
-NOT_FOUND = 404
+ACCEPTED, NOT_FOUND, CONFLICT = 202, 404, 409
 MAX_DIGITS = 15
 """Of a step that somebody asks for."""
 
@@ -59,9 +61,18 @@ class _Page:
     has_ended: bool
 
 
-def make_application(library: RunLibrary, prepared: PreparedAnswers) -> Starlette:
-    """Return the application, which reads what `library` has."""
-    answers = _Answers(library, prepared)
+def make_application(
+    library: RunLibrary, prepared: PreparedAnswers, actions: RunActions | None, action_token: str
+) -> Starlette:
+    """Return the application, which reads what `library` has.
+
+    Args:
+        library: The runs.
+        prepared: Keeps what was made of them.
+        actions: Does what pages ask for; None: nothing.
+        action_token: What pages show to have it done.
+    """
+    answers = _Answers(library, prepared, actions, action_token)
     return Starlette(
         routes=[
             Route("/", answers.list_page),
@@ -72,6 +83,7 @@ def make_application(library: RunLibrary, prepared: PreparedAnswers) -> Starlett
             Route("/api/runs/{run_id}", answers.api_run),
             Route("/api/runs/{run_id}/steps", answers.api_steps),
             Route("/api/runs/{run_id}/events", answers.api_events),
+            Route("/actions/{run_id}/{action}", answers.act, methods=["POST"]),
             Route("/assets/{name}", _asset),
         ],
         exception_handlers={_Missing: _missing, JournalError: _unreadable},
@@ -79,14 +91,21 @@ def make_application(library: RunLibrary, prepared: PreparedAnswers) -> Starlett
 
 
 class _Answers:
-    def __init__(self, library: RunLibrary, prepared: PreparedAnswers) -> None:
+    def __init__(
+        self,
+        library: RunLibrary,
+        prepared: PreparedAnswers,
+        actions: RunActions | None,
+        action_token: str,
+    ) -> None:
         self._library, self._prepared = library, prepared
+        self._actions, self._action_token = actions, action_token
 
     # ------------------------------------------------------------ pages
 
     def list_page(self, _: Request) -> Response:
         parts = self._list_parts()
-        return HTMLResponse(pages.page(pages.list_title(), "/live", _tag(parts), parts))
+        return self._html(pages.list_title(), "/live", _tag(parts), parts)
 
     def list_live(self, request: Request) -> Response:
         return _live(request, pages.list_title(), self._list_parts(), has_ended=False)
@@ -99,7 +118,10 @@ class _Answers:
         window = _window(request)
         made = self._page(request, window)
         live = f"/live/{request.path_params['run_id']}?{window.query}"
-        return HTMLResponse(pages.page(made.title, live, made.tag, made.parts))
+        return self._html(made.title, live, made.tag, made.parts)
+
+    def _html(self, title: str, live: str, tag: str, parts: Parts) -> Response:
+        return HTMLResponse(pages.page(title, live, tag, parts, self._action_token))
 
     def run_live(self, request: Request) -> Response:
         made = self._page(request, _window(request))
@@ -119,6 +141,7 @@ class _Answers:
             [] if journal is None else journal.events(),
             0 if journal is None else journal.num_events,
             window,
+            None if self._actions is None else pages.actions(view, self._attempt(watched)),
         )
         return _Page(pages.run_title(view), parts, _tag(parts), view["state"] in ENDED)
 
@@ -135,6 +158,7 @@ class _Answers:
         versions = (
             None if watched.journal is None else watched.journal.version,
             None if index is None else index.version,
+            self._attempt(watched),
         )
         return self._prepared.get((watched.place, *key), versions, made)
 
@@ -143,6 +167,22 @@ class _Answers:
         if watched is None:
             raise _Missing
         return watched
+
+    # ------------------------------------------------------------ actions
+
+    def act(self, request: Request) -> Response:
+        """Begin an action; what becomes of it stands on the run's page."""
+        watched, action = self._run(request), request.path_params["action"]
+        if self._actions is None or action not in ACTIONS:
+            return _Json({"error": "there is no such action"}, NOT_FOUND)
+        if watched.journal is None or watched.journal.run().state in TERMINAL:
+            return _Json({"error": "the run does not go on"}, CONFLICT)
+        if not self._actions.begin(watched.place, action):
+            return _Json({"error": "another action goes on"}, CONFLICT)
+        return _Json({"action": action}, ACCEPTED)
+
+    def _attempt(self, watched: WatchedRun) -> Attempt | None:
+        return None if self._actions is None else self._actions.attempt(watched.place.run_id)
 
     # ------------------------------------------------------------ API
 

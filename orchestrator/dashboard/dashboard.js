@@ -26,12 +26,49 @@ function isSelected(part) {
 function replace(part, html) {
   const opened = [...part.querySelectorAll("details")].map((each) => each.open);
   const scrolled = [...part.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
-  const focusable = () => [...part.querySelectorAll("a, summary, .scroll")];
+  const focusable = () => [...part.querySelectorAll("a, button, summary, .scroll")];
   const focused = focusable().indexOf(document.activeElement);
   part.innerHTML = html;
   part.querySelectorAll("details").forEach((each, at) => { each.open = opened[at] || false; });
   part.querySelectorAll(".scroll").forEach((each, at) => { each.scrollLeft = scrolled[at] || 0; });
   if (focused >= 0) focusable()[focused]?.focus({ preventScroll: true });
+}
+
+// Asks before anything is done, and says where that was refused; what becomes of it stands on the page.
+const dialog = document.getElementById("confirm");
+function ask(title, words, yes) {
+  document.getElementById("confirm-title").textContent = title;
+  document.getElementById("confirm-words").textContent = words;
+  document.getElementById("confirm-no").textContent = yes ? "Leave it running" : "Close";
+  document.getElementById("confirm-yes").textContent = yes;
+  document.getElementById("confirm-yes").hidden = !yes;
+  dialog.returnValue = "";
+  dialog.showModal();
+}
+
+if (dialog) {
+  let address = "";
+  shownMain.addEventListener("click", (event) => {
+    const button = event.target.closest("button[data-action]");
+    if (!button) return;
+    address = button.dataset.action;
+    ask(button.dataset.title, button.dataset.words, button.textContent.replace("…", ""));
+  });
+  dialog.addEventListener("close", () => { if (dialog.returnValue === "yes") act(address); });
+}
+
+async function act(address) {
+  try {
+    const answer = await fetch(address, {
+      method: "POST",
+      headers: { "X-Isthmus-Action": shownMain.dataset.actionToken },
+      signal: AbortSignal.timeout(ANSWER_MS),
+    });
+    if (!answer.ok) throw new Error((await answer.text()).slice(0, 200));
+    await refresh();
+  } catch (error) {
+    ask("Not done", error.message, "");
+  }
 }
 
 const before = {};

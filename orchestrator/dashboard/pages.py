@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.core.run_metrics import PARTS
+from isthmus.orchestrator.dashboard.actions import ACTIONS, Attempt
 from isthmus.orchestrator.dashboard.run_index import StepMark, Window
 from isthmus.orchestrator.dashboard.run_view import ELSEWHERE, ENDED, OUT
 from isthmus.orchestrator.evidence.report.charts import (
@@ -42,6 +43,7 @@ from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.fitting_table import Column, columns_of
 from isthmus.orchestrator.evidence.view.formats import show
 from isthmus.orchestrator.evidence.view.live import link_columns, links_that_matter
+from isthmus.orchestrator.evidence.view.plan_view import alternative_columns
 from isthmus.protos import metrics
 
 Parts = dict[str, Markup]
@@ -56,7 +58,7 @@ MAX_MARKS = 12
 _STATES = {"ACTIVE": "good", **STATE_CLASSES}
 
 
-def page(title: str, live: str, tag: str, parts: Parts) -> str:
+def page(title: str, live: str, tag: str, parts: Parts, action_token: str = "") -> str:
     """Return a page.
 
     Args:
@@ -64,6 +66,7 @@ def page(title: str, live: str, tag: str, parts: Parts) -> str:
         live: The address of its parts.
         tag: The ETag of these parts.
         parts: What stands on it, in order.
+        action_token: What it shows to have something done; empty: it is read-only.
     """
     body = join(
         element("a", "To the figures", href="#figures", class_="skip"),
@@ -81,9 +84,14 @@ def page(title: str, live: str, tag: str, parts: Parts) -> str:
             tabindex="-1",
             data_live=live,
             data_tag=tag,
+            data_action_token=action_token or None,
         ),
+        _confirmation() if action_token else None,
         element(
-            "footer", "Read-only. Figures as JSON: ", element("a", "/api/runs", href="/api/runs")
+            "footer",
+            "" if action_token else "Read-only. ",
+            "Figures as JSON: ",
+            element("a", "/api/runs", href="/api/runs"),
         ),
         element("script", src="/assets/page.js"),
         element("script", src="/assets/dashboard.js"),
@@ -98,6 +106,56 @@ def page(title: str, live: str, tag: str, parts: Parts) -> str:
         element("link", rel="stylesheet", href="/assets/dashboard.css"),
     )
     return f"<!doctype html>\n{element('html', head, element('body', body), lang='en')}\n"
+
+
+def _confirmation() -> Markup:
+    """Return what asks before anything is done; the script fills it in and shows it."""
+    return element(
+        "dialog",
+        element("h2", "", id="confirm-title"),
+        element("p", "", id="confirm-words"),
+        element(
+            "form",
+            element("button", "", value="no", id="confirm-no", autofocus=True),
+            element("button", "", value="yes", id="confirm-yes", class_="danger"),
+            method="dialog",
+        ),
+        id="confirm",
+        aria_labelledby="confirm-title",
+    )
+
+
+def actions(view: Mapping[str, Any], attempt: Attempt | None) -> Markup:
+    """Return what can be done to a run, by buttons that the script makes work."""
+    if view["state"] in {ELSEWHERE, *ENDED}:
+        return Markup()
+    is_busy = attempt is not None and not attempt.is_over
+    keeps = view["keeps_checkpoints"] is not False
+    buttons = [
+        element(
+            "button",
+            action.label,
+            type="button",
+            disabled=is_busy,
+            data_action=f"/actions/{quote(view['run_id'])}/{name}",
+            data_title=action.title,
+            data_words=action.words if keeps else "It keeps no checkpoints: its training is lost.",
+        )
+        for name, action in ACTIONS.items()
+        if keeps or not action.options
+    ]
+    return join(element("p", *buttons, class_="actions"), _outcome(attempt))
+
+
+def _outcome(attempt: Attempt | None) -> Markup | None:
+    if attempt is None:
+        return None
+    if not attempt.is_over:
+        return element("p", f"{attempt.action.doing}…", class_="missing", role="status")
+    if attempt.trouble:
+        words = f"{attempt.action.doing}: refused. {attempt.trouble}"
+        return element("p", words, class_="reason", role="status")
+    return element("p", attempt.note, class_="missing", role="status") if attempt.note else None
 
 
 def list_title() -> str:
@@ -170,6 +228,7 @@ def run_parts(
     events: Sequence[RecordedEvent],
     num_events: int,
     window: Window,
+    acting: Markup | None = None,
 ) -> Parts:
     """Return everything about a run.
 
@@ -180,8 +239,9 @@ def run_parts(
         events: The newest of its journal, in order.
         num_events: How many there are.
         window: The steps that are shown.
+        acting: What can be done to it; None: nothing, ever.
     """
-    parts = {"head": _head(view)}
+    parts = {"head": _head(view), **({} if acting is None else {"actions": acting})}
     if view["state"] == ELSEWHERE:
         return parts
     columns = steps or {"steps": {"step": []}, "losses": {"step": []}}
@@ -652,10 +712,21 @@ def _plan(view: Mapping[str, Any]) -> Markup:
         ("schedule", plan["schedule"]),
         ("bucket, chunk", sizes),
     ]
+    if plan["predicted"]:
+        entries.append(("a step, predicted", formats.duration(plan["predicted"]["step_s"])))
+        entries.append(("a step, measured", show(view["step_s"], formats.duration)))
     known = [(name, words) for name, words in entries if words]
     if not known:
         return section("The plan", missing("The run's folder does not say."))
-    return section("The plan", fact_list(known), lead="As the run was submitted.")
+    return section(
+        "The plan",
+        fact_list(known),
+        *(element("p", sentence, class_="why") for sentence in plan["why"]),
+        table(alternative_columns(plan), "Alternatives, by what they were predicted to take")
+        if plan["predicted"] and plan["alternatives"]
+        else None,
+        lead="As the run was submitted.",
+    )
 
 
 def refused(words: str) -> Markup:

@@ -11,8 +11,8 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,9 @@ class Described:
     topology: Topology | None
     job: Job | None
     reduction: CodedPlan | None
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """What its plan says beside that: orchestrator/plans.py; empty: it was not planned, or there
+    not known."""
 
 
 @dataclass(slots=True)
@@ -197,7 +200,10 @@ class RunLibrary:
             return None
         # Its own coordinator's folder may have another name by now than when it was written.
         folder = watched.place.state if watched.place.is_own else Path(run.folder)
-        described = watched.described = _described(folder, watched.journal)
+        described = _described(folder, watched.journal)
+        if watched.place.home_folder is not None:
+            described = replace(described, plan=watched.place.home_folder.plan)
+        watched.described = described
         flops = None
         if described.job is not None and described.topology is not None:
             flops = ModelFlops(described.job, described.topology)

@@ -24,6 +24,8 @@ class RunPlace:
     elsewhere: str
     """Address of the coordinator that has the run, where `state` is None."""
     submitted_wall_s: float
+    home_folder: RunFolder | None = None
+    """Its folder in HOME; None: it was found at its coordinator."""
 
 
 def places_in_home(home: Path) -> list[RunPlace]:
@@ -84,4 +86,5 @@ def _place(folder: RunFolder) -> RunPlace:
         is_own=state == folder.path,
         elsewhere=folder.remote_address or "",
         submitted_wall_s=submitted_wall_s,
+        home_folder=folder,
     )

@@ -111,6 +111,7 @@ def _made(watched: WatchedRun, run: control_pb2.Run, figures: dict[str, Any]) ->
         metrics.MFU_ESTIMATE: known(totals, metrics.MFU_ESTIMATE),
         "sent_bytes": known(totals, metrics.WIRE_BYTES),
         "plan": _plan(described, run),
+        "keeps_checkpoints": None if described.job is None else bool(described.job.checkpoint),
         "sites": sites,
         "links": _links(run, figures),
         "notes": [
@@ -218,6 +219,9 @@ def _plan(described: Described, run: control_pb2.Run) -> dict[str, Any]:
         "schedule": job.exchange.schedule if job is not None else None,
         "bucket_bytes": job.exchange.bucket_bytes if job is not None else None,
         "chunk_bytes": job.exchange.chunk_bytes if job is not None else None,
+        "why": described.plan.get("why", []),
+        "predicted": described.plan.get("predicted"),
+        "alternatives": described.plan.get("alternatives", []),
     }
 
 

@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from isthmus.orchestrator.dashboard.access import Access, Guard
+from isthmus.orchestrator.dashboard.actions import RunActions
 from isthmus.orchestrator.dashboard.application import make_application
 from isthmus.orchestrator.dashboard.prepared import PreparedAnswers
 from isthmus.orchestrator.dashboard.run_library import RunLibrary
@@ -57,8 +58,14 @@ async def serve(
 
     With a `run_id`, return once that run is over and nobody has asked for `idle_s`.
     """
-    with RunLibrary(home, state) as library, contextlib.closing(PreparedAnswers()) as prepared:
-        visits = _Visits(Guard(make_application(library, prepared), access))
+    with contextlib.ExitStack() as held:
+        library = held.enter_context(RunLibrary(home, state))
+        prepared = held.enter_context(contextlib.closing(PreparedAnswers()))
+        actions = None
+        if access.allows_actions:
+            actions = held.enter_context(contextlib.closing(RunActions(home, state)))
+        application = make_application(library, prepared, actions, access.action_token)
+        visits = _Visits(Guard(application, access))
         config = uvicorn.Config(
             visits,
             access_log=False,  # it would have the token

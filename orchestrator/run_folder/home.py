@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,6 +27,8 @@ ANNOUNCED = "coordinator.json"
 """Written by a coordinator when it listens: {"address", "pid", "generation"}."""
 CHECKPOINTS = "checkpoints.json"
 """Written by launch for a run with checkpoints: {"store", "resumed"}, both a folder or URL."""
+PLAN = "plan.json"
+"""Written by launch for a planned run: {"why", "predicted", "alternatives"}, for people."""
 REMOTE = "remote.json"
 """Written by launch --coordinator: {"address", "state"} of the coordinator."""
 JOURNAL = "journal.sqlite3"
@@ -129,6 +131,15 @@ class RunFolder:
         """Checkpoint that the run resumed from; None: none."""
         return _string(read_object(self.path / CHECKPOINTS), "resumed")
 
+    def remember_plan(self, told: Mapping[str, object]) -> None:
+        """Record what the run's plan says beside its decisions."""
+        (self.path / PLAN).write_text(json.dumps(told, indent=1) + "\n")
+
+    @property
+    def plan(self) -> dict[str, object]:
+        """What `remember_plan` recorded; empty: nothing was."""
+        return read_object(self.path / PLAN)
+
     def remember_tls(self) -> None:
         """Record the paths of this process's certificates, for commands about the run."""
         if files := tls_files():
@@ -152,7 +163,7 @@ class RunFolder:
         Files of other writers stay.
         """
         # The job last: while it exists, no other process claims the folder.
-        for name in (TOPOLOGY, REMOTE, CHECKPOINTS, TLS, NUMBER, JOB):
+        for name in (TOPOLOGY, REMOTE, CHECKPOINTS, PLAN, TLS, NUMBER, JOB):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # the log of a coordinator that did not start stays
             self.path.rmdir()

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from isthmus.orchestrator.coordinator.submission import Submission
+from isthmus.orchestrator.plans import read_plan
+from isthmus.orchestrator.run_folder.home import find_run
 from isthmus.topology.documents.load import load_job, load_topology
 from isthmus.topology.planner.document import plan_text
 from isthmus.topology.planner.plan import make_plan
+from isthmus.topology.spec.plan_decisions import NUM_TOLD_ALTERNATIVES
 from tests.cli.conftest import SMALL_JOB, SMALL_TOPOLOGY, Isthmus
 from tests.cli.runs import a_run
 from tests.fakes.run_specs import submission_of
@@ -134,7 +137,11 @@ def test_a_plan_is_compared_with_another(isthmus: Isthmus, job: Path, plan: Path
 
 
 def test_a_plan_is_executed_as_it_is(
-    isthmus: Isthmus, job: Path, plan: Path, coordinator: tuple[ScriptedCoordinator, str]
+    isthmus: Isthmus,
+    job: Path,
+    plan: Path,
+    coordinator: tuple[ScriptedCoordinator, str],
+    home: Path,
 ) -> None:
     scripted, address = coordinator
     text = plan.read_text().replace("codec: fp32", "codec: int8")  # a decision that was edited
@@ -147,6 +154,10 @@ def test_a_plan_is_executed_as_it_is(
     assert len(run.described.sites) == 3
     assert run.spec.job.exchange.codec == "int8"
     assert run.spec.job.trainer.steps == 3
+    kept, planned = find_run(home, "").plan, read_plan(plan).plain
+    assert kept["alternatives"] == planned["alternatives"][:NUM_TOLD_ALTERNATIVES]
+    assert kept["alternatives"]
+    assert (kept["why"], kept["predicted"]) == (planned["why"], planned["predicted"])
 
 
 @pytest.mark.no_cover  # it plans

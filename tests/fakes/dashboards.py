@@ -73,6 +73,7 @@ def serving(
     host: str = "127.0.0.1",
     names: tuple[str, ...] = (),
     state: Path | None = None,
+    allows_actions: bool = False,
 ) -> Iterator[Served]:
     """Serve on loopback; `host` is what the server takes for its address."""
     pytest.importorskip("starlette", reason="wants pip install 'isthmus[dashboard]'")
@@ -83,7 +84,7 @@ def serving(
     listener = listen("127.0.0.1", port)
     port = listener.getsockname()[1]
     loop = asyncio.new_event_loop()
-    serve_it = serve(listener, Access(host, port, token, names), home, state)
+    serve_it = serve(listener, Access(host, port, token, names, allows_actions), home, state)
     task = loop.create_task(serve_it)
 
     def run() -> None:

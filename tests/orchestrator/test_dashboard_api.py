@@ -65,6 +65,30 @@ def test_a_run_has_its_sites_links_and_plan(tmp_path: Path) -> None:
     assert run["metrics"]["is_complete"]
 
 
+def test_a_planned_run_has_its_alternatives(tmp_path: Path) -> None:
+    folder = exported_run(tmp_path)
+    with serving(tmp_path) as served:
+        assert served.get("/api/runs/r1").json["plan"]["alternatives"] == []
+    folder.remember_plan(
+        {
+            "why": ["3 of 3 sites take part: <b>all</b> are worth it."],
+            "predicted": {"step_s": 0.4},
+            "alternatives": [
+                {"what": "without montreal", "step_s": 0.5, "usd_per_step": 0.002},
+                {"what": "codec int8", "step_s": 0.6, "usd_per_step": 0.0},
+            ],
+        }
+    )
+    with serving(tmp_path) as served:
+        plan = served.get("/api/runs/r1").json["plan"]
+        page = served.get("/runs/r1").text
+    assert [each["what"] for each in plan["alternatives"]] == ["without montreal", "codec int8"]
+    assert plan["predicted"]["step_s"] == 0.4
+    assert "&lt;b&gt;all&lt;/b&gt; are worth it" in page
+    assert "without montreal" in page
+    assert "500ms (" in page
+
+
 def test_steps_are_few_with_minimum_mean_and_maximum(tmp_path: Path) -> None:
     record_run(tmp_path, steps=1500, every=0)
     with serving(tmp_path) as served:

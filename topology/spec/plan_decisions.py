@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+NUM_TOLD_ALTERNATIVES = 10
+"""Of all that a plan has, the best: so many does `isthmus plan` print, and a run keep."""
 JOB_PATHS = {
     "placement": "placement",
     "reduction": "reduction",

@@ -13,10 +13,10 @@ from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.egress import DAY_S, Egress
 from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
 from isthmus.topology.spec.lanes import Lanes
+from isthmus.topology.spec.plan_decisions import NUM_TOLD_ALTERNATIVES
 from isthmus.topology.spec.world import Topology
 
 WIDTH = 110
-_ALTERNATIVES = 10
 _TREES = 6
 _LISTED = 3
 _LONGEST = 72
@@ -41,7 +41,7 @@ def shown(plan: Mapping[str, Any]) -> str:
     if plan["links"]:
         parts.append(_table(_links(plan)))
     if plan["alternatives"]:
-        parts.append(_table(_alternatives(plan)))
+        parts.append(_table(alternative_columns(plan)))
     parts.append(_inputs(plan))
     parts += [textwrap.fill(f"warning: {each}", WIDTH) for each in plan["warnings"]]
     return "\n\n".join(parts)
@@ -226,9 +226,10 @@ def _gained(other_s: float, step_s: float) -> str:
     return f"{formats.duration(other_s)} ({formats.factor(other_s / step_s)})"
 
 
-def _alternatives(plan: Mapping[str, Any]) -> list[Column]:
+def alternative_columns(plan: Mapping[str, Any]) -> list[Column]:
+    """Return a plan's best alternatives, each beside the plan itself."""
     step_s = plan["predicted"]["step_s"]
-    listed = plan["alternatives"][:_ALTERNATIVES]
+    listed = plan["alternatives"][:NUM_TOLD_ALTERNATIVES]
     return [
         Column("instead", [each["what"] for each in listed], is_text=True, longest=_LONGEST),
         Column("step", [_gained(each["step_s"], step_s) for each in listed]),
