@@ -17,6 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from isthmus.orchestrator.run_folder.run_files import write_atomically
 from isthmus.protos.errors import StateConflictError
+from isthmus.protos.failure import text_of
 from isthmus.protos.identities import AGENT, COORDINATOR, GATEWAY, JOINER, OPERATOR, Identity
 from isthmus.protos.join_tokens import JoinToken
 from isthmus.protos.mutual_tls import WARN_DAYS, CertificateError, identity_of
@@ -239,7 +240,7 @@ def _read(path: Path) -> x509.Certificate:
     except FileNotFoundError as error:
         raise CertificateError(f"{path}: is not there; `isthmus certs init` makes it") from error
     except ValueError as error:
-        raise CertificateError(f"{path}: no certificate in PEM: {error}") from error
+        raise CertificateError(f"{path}: no certificate in PEM: {text_of(error)}") from error
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -248,7 +249,7 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     except FileNotFoundError as error:
         raise CertificateError(f"{path}: is not there") from error
     except (TypeError, ValueError) as error:
-        raise CertificateError(f"{path}: no key in PEM: {error}") from error
+        raise CertificateError(f"{path}: no key in PEM: {text_of(error)}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise CertificateError(f"{path}: want an elliptic curve's key")
     return key

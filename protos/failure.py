@@ -159,6 +159,19 @@ def one_line(text: str) -> str:
     return line if len(line) <= MESSAGE_CHARS else line[: MESSAGE_CHARS - 1] + "…"
 
 
+def text_of(error: BaseException) -> str:
+    """Return an exception's text; if it is no sentence, with its type and its place in the code.
+
+    Such are a KeyError's key, and the text of an exception that was raised without one.
+    """
+    text = str(error)
+    return text if _is_sentence(error, text) else reason_of(error)
+
+
+def _is_sentence(error: BaseException, text: str) -> bool:
+    return " " in text.strip() and not isinstance(error, KeyError)  # whose text is its key's repr
+
+
 def reason_of(error: BaseException) -> str:
     """Return an exception's type and text, on one line.
 
@@ -166,7 +179,7 @@ def reason_of(error: BaseException) -> str:
     """
     text, kind = one_line(str(error)), type(error).__name__
     said = f"{kind}: {text}" if text else kind
-    if " " in text:
+    if _is_sentence(error, text):
         return one_line(said)
     at = error.__traceback__
     while at is not None and at.tb_next is not None:

@@ -24,6 +24,7 @@ from isthmus.protos.control.v1.control_pb2 import JoinRequest
 from isthmus.protos.control.v1.control_pb2_grpc import CoordinatorStub
 from isthmus.protos.error_statuses import error_for
 from isthmus.protos.errors import IsthmusError
+from isthmus.protos.failure import text_of
 from isthmus.protos.identities import COORDINATOR, JOINER, Identity
 from isthmus.protos.mutual_tls import identity_of
 from isthmus.protos.proxies import proxy_options
@@ -72,9 +73,9 @@ class JoinToken:
             token._secret()
             token.identity  # noqa: B018 - raises
         except (binascii.Error, zlib.error) as error:
-            raise BadTokenError(f"no join token: {error}") from error
+            raise BadTokenError(f"no join token: {text_of(error)}") from error
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise BadTokenError(f"no join token: {error}") from error
+            raise BadTokenError(f"no join token: {text_of(error)}") from error
         return token
 
     @property

@@ -23,6 +23,7 @@ import grpc
 import grpc.aio
 
 from isthmus.protos.errors import IsthmusError, PermissionDeniedError
+from isthmus.protos.failure import text_of
 from isthmus.protos.identities import CALLERS, Identity
 from isthmus.protos.limits import CONNECTION_LIMITS
 from isthmus.protos.private_files import UnsafeFileError, read_secret
@@ -287,7 +288,9 @@ class TlsSecurity:
         except OSError as error:
             raise CertificateError(f"{error.filename}: {error.strerror}") from error
         except (ValueError, IndexError) as error:
-            raise CertificateError(f"{files.cert}: no certificate in PEM: {error}") from error
+            raise CertificateError(
+                f"{files.cert}: no certificate in PEM: {text_of(error)}"
+            ) from error
         identity = identity_of(own)
         if identity is None or identity.file_name != self._name:
             told = identity or "nobody of this deployment (no SPIFFE URI)"

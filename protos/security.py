@@ -27,6 +27,7 @@ import grpc
 import grpc.aio
 
 from isthmus.protos.errors import IsthmusError, PermissionDeniedError, UnauthenticatedError
+from isthmus.protos.failure import text_of
 from isthmus.protos.identities import CALLERS, GATEWAY, OPERATOR
 from isthmus.protos.limits import CONNECTION_LIMITS
 from isthmus.protos.mutual_tls import (
@@ -279,7 +280,9 @@ def _user_secret() -> str:
         make_secret(path, secrets.token_hex(32).encode()) if not path.exists() else None
         secret = read_secret(path).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UnsafeFileError(f"{path}: {error}; ${TOKEN_FILE} names another place") from error
+        raise UnsafeFileError(
+            f"{path}: {text_of(error)}; ${TOKEN_FILE} names another place"
+        ) from error
     if len(secret) < 32:
         raise UnsafeFileError(f"{path}: too short for a secret: remove it, and it is made anew")
     return secret

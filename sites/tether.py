@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from isthmus.protos.failure import text_of
 from isthmus.protos.private_files import UnsafeFileError, keep_private, private_folder, users_umask
 from isthmus.protos.save_time import LEAVE_S, SaveTimeError, save_within_s
 from isthmus.protos.versions import (
@@ -79,7 +80,7 @@ def main() -> int:
         with _locked(folder, terminate_s + FORMER_S):
             return _run(spec, folder, ended, terminate_s)
     except (TetherError, SaveTimeError, UnsafeFileError, OSError) as error:
-        _say(f"error: cannot start here: {error}")
+        _say(f"error: cannot start here: {text_of(error)}")
         return 126
 
 

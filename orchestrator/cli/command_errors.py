@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from isthmus.protos.catalogue import CATALOGUE
+from isthmus.protos.failure import reason_of
 from isthmus.topology.spec.errors import ConfigError, Problem
 
 Where = Mapping[str, Any] | list[Mapping[str, Any]] | None
@@ -142,7 +143,7 @@ def _wire(error: Exception) -> CommandError | None:
 
 
 def _internal(error: Exception) -> CommandError:
-    message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    message = reason_of(error)[:200]
     try:
         handle, path = tempfile.mkstemp(prefix="isthmus-error-", suffix=".txt")
         with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:

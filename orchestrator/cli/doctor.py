@@ -20,6 +20,7 @@ from isthmus.orchestrator.doctor.examination import Examined, all_findings, exam
 from isthmus.orchestrator.doctor.findings import Finding, Severity
 from isthmus.orchestrator.documents import load_pair, loaded_topology, protect, read_text
 from isthmus.orchestrator.run_folder.home import home_folder
+from isthmus.protos.failure import text_of
 from isthmus.topology.documents.light import too_quick_links
 from isthmus.topology.documents.load import split_overrides
 from isthmus.topology.spec.suggest import did_you_mean, one_of
@@ -75,7 +76,7 @@ def _command(text: str) -> tuple[str, list[str]]:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise click.UsageError(f"--at: {text!r}: {error}") from error
+        raise click.UsageError(f"--at: {text!r}: {text_of(error)}") from error
     if not site or not words:
         raise click.UsageError(
             f"--at: want SITE=COMMAND, as a='ssh a.example python'; got {text!r}"

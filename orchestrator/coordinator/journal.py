@@ -27,6 +27,7 @@ from isthmus.orchestrator.core.journaled_run import (
 from isthmus.orchestrator.run_folder.home import JOURNAL
 from isthmus.orchestrator.run_folder.state_lock import LOCK, is_abandoned, lock
 from isthmus.protos.errors import IsthmusError
+from isthmus.protos.failure import reason_of, text_of
 from isthmus.protos.private_files import private_folder
 
 FILE = JOURNAL
@@ -197,9 +198,7 @@ class JournalReader:
             TypeError,
             ValueError,
         ) as error:
-            raise JournalError(
-                f"{self.path}: damaged: {type(error).__name__}: {error!s:.200}"
-            ) from error
+            raise JournalError(f"{self.path}: damaged: {reason_of(error):.300}") from error
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -207,7 +206,7 @@ class JournalReader:
         try:
             yield
         except sqlite3.Error as error:
-            raise JournalError(f"{self.path}: {error}") from error
+            raise JournalError(f"{self.path}: {text_of(error)}") from error
 
 
 class Journal(JournalReader):
@@ -241,7 +240,7 @@ class Journal(JournalReader):
             connection.execute("PRAGMA synchronous = FULL")
         except sqlite3.Error as error:
             connection.close()
-            raise JournalError(f"{self.path}: {error}") from error
+            raise JournalError(f"{self.path}: {text_of(error)}") from error
         return connection
 
     def _create(self) -> None:
@@ -254,7 +253,7 @@ class Journal(JournalReader):
                 f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;"
             )
         except sqlite3.Error as error:
-            raise JournalError(f"{self.path}: {error}") from error
+            raise JournalError(f"{self.path}: {text_of(error)}") from error
         finally:
             connection.close()
         for rest in ("-wal", "-shm"):  # of one that was removed: it would be taken for this one's
@@ -382,7 +381,7 @@ def _open(path: Path, mode: str) -> sqlite3.Connection:
     try:
         return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)
     except sqlite3.Error as error:
-        raise JournalError(f"{path}: {error}") from error
+        raise JournalError(f"{path}: {text_of(error)}") from error
 
 
 def _event_of(row: tuple[Any, ...]) -> RecordedEvent:

@@ -12,6 +12,7 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 
 from isthmus.protos.errors import IsthmusError
+from isthmus.protos.failure import text_of
 from isthmus.protos.private_files import make_secret, private_folder, read_secret
 
 FOLDER = "passed_env"
@@ -45,7 +46,9 @@ class PassedEnv:
         except FileNotFoundError:
             return {}
         except (OSError, IsthmusError, ValueError, RecursionError) as error:
-            log.warning("the variables that run %s passes on cannot be read: %s", run_id, error)
+            log.warning(
+                "the variables that run %s passes on cannot be read: %s", run_id, text_of(error)
+            )
             return {}
         return {str(name): str(value) for name, value in dict(values).items()}
 

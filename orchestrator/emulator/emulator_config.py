@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from isthmus.orchestrator.core.run_events import Endpoint, SiteNamespace
 from isthmus.orchestrator.emulator.link_shape import LinkShape
+from isthmus.protos.failure import text_of
 from isthmus.topology.faults.script import KINDS, Change
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_fields import read_json, to_json
@@ -145,7 +146,7 @@ def read_line(kind: type[Message], line: bytes) -> Message:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"want one line of JSON, got {line[:200]!r}: {error}") from error
+        raise ConfigError(f"want one line of JSON, got {line[:200]!r}: {text_of(error)}") from error
     return read_json(kind, value)
 
 

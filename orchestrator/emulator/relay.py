@@ -48,6 +48,7 @@ from isthmus.orchestrator.emulator.owner_pipes import (
     run_emulator,
 )
 from isthmus.orchestrator.emulator.relay_connection import Address, Connection, Listener, SharedLink
+from isthmus.protos.failure import text_of
 from isthmus.topology.faults.script import Change
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.world import GATEWAY_PORTS
@@ -250,7 +251,7 @@ def _resolve(host: str, port: int) -> Address:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"host {host!r} has no address: {error}") from error
+        raise ConfigError(f"host {host!r} has no address: {text_of(error)}") from error
     family, _, _, _, address = found[0]
     return family, address
 

@@ -28,7 +28,7 @@ from isthmus.orchestrator.emulator.site_namespaces import netns_problem
 from isthmus.orchestrator.emulator.strikes import strike
 from isthmus.orchestrator.run_folder.home import LOG
 from isthmus.protos import metrics
-from isthmus.protos.failure import reason_of
+from isthmus.protos.failure import reason_of, text_of
 from isthmus.topology.faults.script import Change, FaultScript, Kill, Pause, TimedChange
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.timeouts import Timeouts
@@ -118,7 +118,7 @@ class RunWan:
         try:
             event = await opening
         except (EmulatorError, OSError) as error:
-            self._ended(str(error))
+            self._ended(text_of(error))
         except Exception as error:
             log.exception("the emulated WAN was not opened, by a mistake of ours")
             self._ended(reason_of(error))

@@ -31,7 +31,7 @@ from isthmus.orchestrator.emulator.fault_player import FaultPlayer, needs_relay,
 from isthmus.orchestrator.emulator.site_namespaces import netns_problem
 from isthmus.orchestrator.interruption import first_signal
 from isthmus.orchestrator.run_folder.run_files import write_atomically
-from isthmus.protos.failure import name_exit
+from isthmus.protos.failure import name_exit, text_of
 from isthmus.protos.own_processes import leashed
 from isthmus.topology.faults.loading import load_faults
 from isthmus.topology.faults.script import Change, FaultScript, Kill, Pause, TimedChange
@@ -276,7 +276,9 @@ def request_change(folder: Path, text: str) -> list[str]:
             unix.sendall(json.dumps({"apply": text}).encode() + b"\n")
             line = unix.makefile("rb").readline(REQUEST_BYTES)
         except OSError as error:
-            raise EmulatorError(f"emulation {folder.name} does not answer: {error}") from error
+            raise EmulatorError(
+                f"emulation {folder.name} does not answer: {text_of(error)}"
+            ) from error
     return read_answer(line, folder.name)
 
 
@@ -290,7 +292,7 @@ def read_answer(line: bytes, name: str) -> list[str]:
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise EmulatorError(f"emulation {name} does not answer: {error}") from error
+        raise EmulatorError(f"emulation {name} does not answer: {text_of(error)}") from error
     match answer:
         case {"wrong": str(wrong)}:
             raise ConfigError(wrong)
@@ -326,7 +328,7 @@ async def answer_to(reader: asyncio.StreamReader, apply: Apply) -> dict[str, Any
     except TimeoutError:
         return {"failed": f"it took more than {REQUEST_S:g} s"}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return {"failed": f"not a request: {error}"}
+        return {"failed": f"not a request: {text_of(error)}"}
     except EmulatorError as error:
         return {"failed": str(error)}
     return {"changes": [str(change) for change in changes]}

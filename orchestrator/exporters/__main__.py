@@ -28,6 +28,7 @@ from isthmus.orchestrator.exporters.run_follower import Line, Position, RunFollo
 from isthmus.orchestrator.exporters.tool import Tool, Update
 from isthmus.orchestrator.run_folder.run_files import RunFiles
 from isthmus.orchestrator.run_folder.state_lock import StateLockedError, lock
+from isthmus.protos.failure import reason_of
 from isthmus.topology.spec.run_spec import RunSpec
 
 POLL_S = 0.5
@@ -171,7 +172,7 @@ def _add(
             points, events = figures.add_event(entry)
             is_new = entry.sequence > begun.sequence
     except (LookupError, TypeError, ValueError) as error:
-        log.warning("a record was not exported: %s: %s", type(error).__name__, error)
+        log.warning("a record was not exported: %s", reason_of(error))
         return [], []
     return (points, events) if is_new else ([], [])
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from isthmus.orchestrator.exporters.families import FAMILIES, Family, Kind
 from isthmus.orchestrator.exporters.figures import Sample
 from isthmus.orchestrator.exporters.tool import Update
+from isthmus.protos.failure import text_of
 from isthmus.topology.spec.exporters import Otlp
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class OtlpPush:
             try:
                 result = push(*args, **kwargs)
             except Exception as error:
-                failures.append(str(error))
+                failures.append(text_of(error))
                 raise
             if result is not MetricExportResult.SUCCESS:
                 failures.append(f"{place} does not take them")

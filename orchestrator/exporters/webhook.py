@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from isthmus.orchestrator.exporters.figures import Told
 from isthmus.orchestrator.exporters.tool import Update
 from isthmus.orchestrator.run_folder.run_files import strict_json
+from isthmus.protos.failure import text_of
 from isthmus.topology.spec.exporters import WEBHOOK_TOKEN, WEBHOOK_URL, Webhook
 
 POST_S = 5.0
@@ -86,7 +87,7 @@ class WebhookPost:
             except URLError as error:
                 why = str(error.reason)
             except OSError as error:
-                why = error.strerror or str(error)
+                why = error.strerror or text_of(error)
         raise ConnectionError(f"{self._place}: {why}")
 
     def _body(self, told: Told) -> dict[str, object]:

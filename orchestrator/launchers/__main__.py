@@ -33,6 +33,7 @@ from isthmus.orchestrator.launchers.standing import (
 )
 from isthmus.orchestrator.run_folder.state_lock import LOCK, lock
 from isthmus.protos.errors import IsthmusError
+from isthmus.protos.failure import text_of
 from isthmus.protos.private_files import keep_private, private_folder
 from isthmus.protos.save_time import LEAVE_S
 from isthmus.topology.spec.errors import ConfigError
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (folder / STATE).unlink(missing_ok=True)  # left by a previous keeper
         asyncio.run(_keep(topology, text, options, folder))
     except (ConfigError, IsthmusError, OSError) as error:
-        log.error("%s", error)  # noqa: TRY400 - the message suffices
+        log.error("%s", text_of(error))  # noqa: TRY400 - the message suffices
         return 1
     return 0
 

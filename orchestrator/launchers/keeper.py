@@ -29,6 +29,7 @@ from isthmus.orchestrator.launchers.tethered import BEAT_S, Spec, start
 from isthmus.orchestrator.run_folder.rotated_lines import Limits, PartWriter
 from isthmus.orchestrator.run_folder.run_files import Failing
 from isthmus.protos.errors import IsthmusError
+from isthmus.protos.failure import text_of
 from isthmus.protos.save_time import LEAVE_S, SAVE_WITHIN_S
 
 LOG_LIMITS = Limits(part_bytes=16 << 20, num_parts=4)
@@ -151,7 +152,7 @@ class Keeper:
                 "bad_secret", str(error), "isthmus certs init, or see the file named"
             )
         except OSError as error:  # for example, a secret cannot be read
-            return LaunchError("start_failed", str(error), "see the file named")
+            return LaunchError("start_failed", text_of(error), "see the file named")
         if self._is_stopping:  # `stop` was called meanwhile
             await stream.close()
         beating = asyncio.create_task(_beat(stream), name=f"beat-{kept.name}")

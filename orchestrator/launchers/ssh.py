@@ -16,6 +16,7 @@ import asyncssh
 
 from isthmus.orchestrator.launchers.launcher import LaunchError
 from isthmus.orchestrator.launchers.local import LINE_BYTES
+from isthmus.protos.failure import text_of
 from isthmus.topology.spec.world import Launcher as Described
 
 CONNECT_S = 20.0
@@ -37,7 +38,7 @@ class SshStream:
             self._process.stdin.write(data)
             await self._process.stdin.drain()
         except (asyncssh.Error, BrokenPipeError) as error:
-            raise ConnectionError(str(error)) from error
+            raise ConnectionError(text_of(error)) from error
 
     async def readline(self) -> bytes:
         """Return the next line, empty once the connection is lost."""
@@ -172,7 +173,8 @@ class SshLauncher:
                 return LaunchError(
                     "file_missing", f"{error.filename}: {error.strerror}", "see launcher's paths"
                 )
-        told = str(error) or ("no answer" if isinstance(error, TimeoutError) else repr(error))
+        is_silent = isinstance(error, TimeoutError) and not str(error)
+        told = "no answer" if is_silent else text_of(error)
         return LaunchError(
             "host_unreachable",
             f"{host}: cannot be reached: {told}",

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from isthmus.orchestrator.launchers.launcher import Launcher, LaunchError, Stream
+from isthmus.protos.failure import text_of
 from isthmus.protos.own_processes import own_command
 from isthmus.protos.versions import (
     CONTROL_PROTOCOL_MAX,
@@ -77,7 +78,7 @@ async def start(launcher: Launcher, spec: Spec, greet_s: float) -> Stream:
     except OSError as error:
         await stream.abandon()
         raise LaunchError(
-            "host_unreachable", f"the connection was lost: {error}", "again"
+            "host_unreachable", f"the connection was lost: {text_of(error)}", "again"
         ) from error
     except BaseException:
         await stream.abandon()

@@ -14,6 +14,7 @@ from typing import Any
 from isthmus.orchestrator.run_folder.home import JOB, SPEC, SUMMARY, TOPOLOGY
 from isthmus.orchestrator.run_folder.rotated_lines import Limits, PartWriter, parts_of
 from isthmus.protos.envelope import finite
+from isthmus.protos.failure import text_of
 
 METRICS = "metrics.jsonl"
 METRICS_LIMITS = Limits(part_bytes=64 << 20, num_parts=16)
@@ -93,7 +94,7 @@ class RunFiles:
         try:
             write_atomically(self.folder / SUMMARY, strict_json(summary, indent=1) + "\n")
         except OSError as error:
-            log.error("%s: %s", self.folder / SUMMARY, error)  # noqa: TRY400 - the message suffices
+            log.error("%s: %s", self.folder / SUMMARY, text_of(error))  # noqa: TRY400 - the message suffices
 
 
 class Failing:
@@ -127,7 +128,7 @@ class Failing:
 
 
 def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return (error.strerror if isinstance(error, OSError) else None) or text_of(error)
 
 
 def read_metrics(
@@ -146,8 +147,8 @@ def read_metrics(
 
     def damaged(where: str, error: Exception) -> None:
         if on_damaged is None:
-            raise MetricsError(f"{where}: {error}") from error
-        on_damaged(f"{where}: {error}")
+            raise MetricsError(f"{where}: {text_of(error)}") from error
+        on_damaged(f"{where}: {text_of(error)}")
 
     for part in parts_of(path):
         line_number = 0

@@ -18,7 +18,7 @@ import xxhash
 
 from isthmus.protos.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, Manifest, StoredFile
 from isthmus.protos.errors import BadCheckpointError, IsthmusError
-from isthmus.protos.failure import reason_of
+from isthmus.protos.failure import reason_of, text_of
 
 _NAME = re.compile(r"step-(\d{8,})")
 _READ_BYTES = 4 << 20
@@ -188,7 +188,7 @@ def opened(place: str) -> Iterator[tuple[Any, str]]:
         try:
             files, root = fsspec.core.url_to_fs(place)
         except (ImportError, ValueError) as error:
-            raise OSError(errno.ENODEV, str(error), place) from error
+            raise OSError(errno.ENODEV, text_of(error), place) from error
         yield files, root.rstrip("/")
 
 
@@ -209,7 +209,7 @@ def storage_errors(place: str) -> Iterator[None]:
         of_kind = [code for kind, code in _ERRNOS.items() if isinstance(error, kind)]
         of_folder = [] if "://" in place or error.errno is None else [error.errno]
         code, *_ = [*of_kind, *of_folder, errno.EIO]
-        what = error.strerror or str(error) or type(error).__name__
+        what = error.strerror or text_of(error)
         raise OSError(code, what, place) from error
     except Exception as error:
         what = reason_of(error)

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 from isthmus.protos.errors import StaleGenerationError
+from isthmus.protos.failure import text_of
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ class KnownCoordinator:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, KeyError) as error:
-            log.warning("%s: %s: the previous coordinator is not known", self._path, error)
+            log.warning("%s: %s: the previous coordinator is not known", self._path, text_of(error))
 
     def meet(self, journal: str, generation: int, *, is_running: bool) -> None:
         """Check and record a coordinator that welcomes this agent.

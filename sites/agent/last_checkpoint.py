@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from isthmus.protos.checkpoint.requests import request_checkpoint, saved_step, steps_ahead
-from isthmus.protos.failure import one_line
+from isthmus.protos.failure import one_line, text_of
 
 _LOOK_S = 0.2
 T = TypeVar("T")
@@ -56,7 +56,7 @@ async def save_before_end(
             try:
                 step = await _in_thread(request_checkpoint, store, latest_step, shortest_s)
             except OSError as error:
-                return f"none can be asked for: {one_line(str(error))}"
+                return f"none can be asked for: {one_line(text_of(error))}"
             log.info("waiting for the checkpoint of step %d", step)
             why = f"that of step {step} was not written in time"
             while not ended.is_set():
@@ -64,7 +64,7 @@ async def save_before_end(
                     if await _in_thread(saved_step, store, step, latest_step) is not None:
                         return ""
                 except OSError as error:  # try again at the next poll
-                    why = f"that of step {step} cannot be seen: {one_line(str(error))}"
+                    why = f"that of step {step} cannot be seen: {one_line(text_of(error))}"
                 await asyncio.sleep(_LOOK_S)
             return "the run was over before"
     except TimeoutError:

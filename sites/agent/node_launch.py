@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from isthmus.protos.failure import text_of
 from isthmus.protos.own_processes import own_command
 from isthmus.sites.node.failures import SiteError
 from isthmus.topology.spec.world import Site
@@ -151,5 +152,5 @@ def _scontrol(*arguments: str) -> str:
             timeout=SCONTROL_S,
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", "") or str(error)
+        said = getattr(error, "stderr", "") or text_of(error)
         raise SiteError("LAUNCH_FAILED", f"scontrol: {said.strip()}") from error

@@ -14,7 +14,7 @@ from signal import SIGKILL
 from typing import Any, TypeVar
 
 from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint
-from isthmus.protos.failure import Failure
+from isthmus.protos.failure import Failure, reason_of
 from isthmus.protos.private_files import users_umask
 from isthmus.sites.node.children import KILL_S, send, start_leashed, wait_ended
 from isthmus.sites.node.failures import SiteError, describe_end
@@ -156,7 +156,7 @@ class RemoteNode:
                 self._listener.on_failed(failure_of(message["failed"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             text = line[:200].decode(errors="replace").strip()
-            log.warning("node %d said %r: %r", self._order.node, text, error)
+            log.warning("node %d said %r: %s", self._order.node, text, reason_of(error))
             self._listener.on_failed(self._failure("INTERNAL", f"said {text!r}"))
 
     def _answered(self, message: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from isthmus.protos.checkpoint.manifest import MANIFEST
 from isthmus.protos.checkpoint.store import StoredCheckpoint, checkpoints_in
+from isthmus.protos.failure import text_of
 from isthmus.sites.checkpoint.place import LIST, OWN, PUBLISHES, SHARED, Place
 
 _HALF_WRITTEN = re.compile(r"\.step-(\d{8,})\.g(\d+)")
@@ -74,13 +75,13 @@ def remove_superseded(place: Place, step: int) -> list[tuple[int, str]]:
     try:
         superseded = _superseded(place, step)
     except OSError as error:
-        return [(step, f"older ones cannot be looked for: {error}")]
+        return [(step, f"older ones cannot be looked for: {text_of(error)}")]
     stay = []
     for each in superseded:
         try:
             each.remove()
         except OSError as error:
-            stay.append((each.step, str(error)))
+            stay.append((each.step, text_of(error)))
     return stay
 
 

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 import torch
 
 from isthmus.protos.errors import IsthmusError
-from isthmus.protos.failure import one_line, reason_of
+from isthmus.protos.failure import one_line, reason_of, text_of
 from isthmus.sites.checkpoint.patience import TELL_EVERY_S, join_patiently, wait_patiently
 from isthmus.sites.checkpoint.training_state import Forms, Tensors
 from isthmus.sites.local.entry_folder import (
@@ -214,7 +214,7 @@ class EntryWriter:
 
     def _fail(self, error: Exception) -> None:
         """Report to the ranks and the log that there is no state of this step."""
-        written, why = self._written, one_line(str(error))
+        written, why = self._written, one_line(text_of(error))
         with contextlib.suppress(IsthmusError):  # the gateway has gone: the run ends anyway
             self._reports.progress(written.epoch, self._done_bytes, why)
             # Other errors broke the collective: a rank has gone, which is reported elsewhere.

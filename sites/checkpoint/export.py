@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from isthmus.protos.checkpoint.manifest import MANIFEST
 from isthmus.protos.checkpoint.store import StoredCheckpoint, storage_errors
 from isthmus.protos.errors import BadCheckpointError
+from isthmus.protos.failure import text_of
 from isthmus.sites.checkpoint.reader import storage_reader
 from isthmus.sites.checkpoint.training_state import MODEL, Tensors
 
@@ -57,7 +58,7 @@ def main(arguments: list[str]) -> int:
     except (BadCheckpointError, OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{text_of(error)}\n")
         return 1
     return 0
 

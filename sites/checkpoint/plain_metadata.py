@@ -15,6 +15,7 @@ from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from isthmus.protos.errors import BadCheckpointError
+from isthmus.protos.failure import text_of
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
@@ -90,7 +91,7 @@ class PlainReader(FileSystemReader):
             with self.fs.create_stream(path, "rb") as stream:
                 tensors = _Unpickler(stream).load()
         except _DAMAGED as error:
-            raise BadCheckpointError(f"{path} cannot be read: {error}") from error
+            raise BadCheckpointError(f"{path} cannot be read: {text_of(error)}") from error
         if not isinstance(tensors, metadata.Metadata):
             raise BadCheckpointError(f"{path} cannot be read: it is no list of tensors")
         if tensors.storage_meta is None:

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from isthmus.protos.checkpoint.manifest import Manifest
 from isthmus.protos.checkpoint.store import StoredCheckpoint, joined, opened, storage_errors
 from isthmus.protos.errors import BadCheckpointError
+from isthmus.protos.failure import text_of
 from isthmus.sites.checkpoint.place import OBJECTS, SHARED, Place, own_path, residuals_path
 from isthmus.sites.checkpoint.plain_metadata import PlainReader, PlainUrlReader
 from isthmus.sites.checkpoint.training_state import TrainingState
@@ -40,7 +41,7 @@ class CheckpointReader:
         try:
             manifest = self._stored.verified(slice(rank, None, world_size))
         except (BadCheckpointError, OSError) as error:
-            problem = str(error)
+            problem = text_of(error)
         problems: list[Any] = [None] * world_size
         dist.all_gather_object(problems, problem, group=self._group)
         if found := [each for each in problems if each]:

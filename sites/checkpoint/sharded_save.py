@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan
 
-from isthmus.protos.failure import reason_of
+from isthmus.protos.failure import reason_of, text_of
 from isthmus.sites.checkpoint.site_group import SiteGroup
 from isthmus.sites.checkpoint.training_state import Tensors
 
@@ -53,7 +53,7 @@ def _of_all(group: SiteGroup, make: Callable[[], Made]) -> list[Made]:
     try:
         result = make()
     except Exception as error:  # noqa: BLE001 - told to all ranks, or they would wait
-        why = str(error) if isinstance(error, OSError) else reason_of(error)
+        why = text_of(error) if isinstance(error, OSError) else reason_of(error)
         problem = f"rank {group.rank}: {why}"
     parts = group.gather((result, problem))
     if problems := [each for _, each in parts if each]:

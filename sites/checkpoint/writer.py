@@ -36,7 +36,7 @@ import torch
 
 from isthmus.protos.checkpoint.manifest import MANIFEST, Manifest, StoredFile
 from isthmus.protos.checkpoint.store import checkpoint_name, digest_of, joined, opened
-from isthmus.protos.failure import one_line, reason_of
+from isthmus.protos.failure import one_line, reason_of, text_of
 from isthmus.sites.checkpoint.cleaning import remove_parts, remove_superseded
 from isthmus.sites.checkpoint.patience import join_patiently
 from isthmus.sites.checkpoint.place import (
@@ -337,7 +337,7 @@ def take_last(asked: list[Path], target: Path) -> None:
 
 def _why(error: Exception) -> str:
     """Return an error's text: the operating system's own, or with the type's name."""
-    return (isinstance(error, OSError) and one_line(str(error))) or reason_of(error)
+    return one_line(text_of(error)) if isinstance(error, OSError) else reason_of(error)
 
 
 def _flush(file: Any) -> None:  # noqa: ANN401 - any file

@@ -25,7 +25,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from isthmus.protos.failure import reason_of
+from isthmus.protos.failure import reason_of, text_of
 from isthmus.protos.own_processes import own_command
 from isthmus.sites.agent.node_launch import over_ssh
 from isthmus.sites.facts.machine import collect
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             _write(_answer(json.loads(line), echoes))
         except (OSError, ConfigError) as error:
-            _write({"error": str(error)})
+            _write({"error": text_of(error)})
         except (KeyError, TypeError, ValueError) as error:
             _write({"error": reason_of(error)})
     return 0

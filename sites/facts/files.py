@@ -9,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from isthmus.protos.failure import text_of
 from isthmus.topology.spec.machine_facts import Folder, Matches
 
 _OPENED_MAX = 1000
@@ -37,7 +38,7 @@ def match(pattern: str) -> Matches:
                 reason = f"{each}: {error.strerror}"
                 return Matches(pattern=pattern, num_files=found, error=reason, is_complete=False)
     except (OSError, ValueError, NotImplementedError) as error:
-        return Matches(pattern=pattern, num_files=0, error=str(error))
+        return Matches(pattern=pattern, num_files=0, error=text_of(error))
     return Matches(pattern=pattern, num_files=found)
 
 

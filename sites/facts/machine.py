@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from isthmus.protos import versions
+from isthmus.protos.failure import text_of
 from isthmus.protos.training_part import what_lacks
 from isthmus.protos.usable_cores import usable_cores
 from isthmus.sites.facts import numa
@@ -160,7 +161,7 @@ def _refusal(host: str, port: int) -> str | None:
             return "something listens there already"
         if error.errno == errno.EADDRNOTAVAIL:
             return "no interface of this machine has this address"
-        return error.strerror or str(error)
+        return error.strerror or text_of(error)
     return None
 
 
@@ -178,7 +179,7 @@ def _routes(peers: Iterable[str]) -> tuple[dict[str, int], dict[str, str]]:
                 level = socket.IPPROTO_IPV6 if is_six else socket.IPPROTO_IP
                 mtus[peer] = asking.getsockopt(level, _IPV6_MTU if is_six else _IP_MTU)
         except OSError as error:
-            unrouted[peer] = error.strerror or str(error)
+            unrouted[peer] = error.strerror or text_of(error)
     return mtus, unrouted
 
 
@@ -226,4 +227,4 @@ def _accelerators() -> Accelerators:
             nccl=dist.is_nccl_available(),
         )
     except (ImportError, OSError, RuntimeError) as error:
-        return Accelerators(error=str(error).partition("\n")[0])
+        return Accelerators(error=text_of(error).partition("\n")[0])

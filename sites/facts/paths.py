@@ -8,6 +8,8 @@ import socket
 import threading
 import time
 
+from isthmus.protos.failure import text_of
+
 ECHO_BYTES = 256 << 10
 """Many packets of full size: where those are lost on the way, none of them come back."""
 _READ_BYTES = 1 << 16
@@ -92,4 +94,4 @@ def _send(connection: socket.socket) -> None:
 def _reason(error: OSError, within_s: float) -> str:
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
         return f"no answer within {within_s:g} s"
-    return error.strerror or str(error)
+    return error.strerror or text_of(error)

@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from isthmus.protos.failure import text_of
 from isthmus.topology.spec.machine_facts import Script
 
 _MODULES_MAX = 200
@@ -155,4 +156,4 @@ def _imported(tree: ast.AST, folder: Path) -> Iterator[Path]:
 
 
 def _reason(error: OSError | ValueError) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return (error.strerror if isinstance(error, OSError) else None) or text_of(error)

@@ -12,6 +12,7 @@ from io import IOBase
 from typing import Any, BinaryIO, Final, TypeVar
 
 from isthmus.protos.errors import LocalProtocolError
+from isthmus.protos.failure import text_of
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.links.transport import Peer
 from isthmus.topology.spec.epoch import Handover
@@ -120,7 +121,7 @@ class AgentWriter:
                 self._stream.write(line)
                 self._stream.flush()
             except OSError as error:
-                _log.warning("the agent does not read any more: %s", error)
+                _log.warning("the agent does not read any more: %s", text_of(error))
                 self._broken = True
                 return
 
@@ -172,7 +173,7 @@ def _messages(stream: IOBase) -> Iterator[dict[str, Any]]:
         try:
             fields = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise LocalProtocolError(f"stdin: not a JSON line: {error}") from error
+            raise LocalProtocolError(f"stdin: not a JSON line: {text_of(error)}") from error
         if not isinstance(fields, dict) or not isinstance(fields.get("op"), str):
             raise LocalProtocolError("stdin: want a JSON object with an op")
         yield fields

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from isthmus.protos.errors import IsthmusError, LocalProtocolError, failure_of
-from isthmus.protos.failure import Failure, one_line
+from isthmus.protos.failure import Failure, one_line, text_of
 from isthmus.protos.frame import Frame
 from isthmus.protos.metrics import AGAIN, ENTRY, FETCH_S, LINK, STATE_BYTES
 from isthmus.protos.usable_cores import usable_cores
@@ -457,7 +457,7 @@ class Gateway(EndingGateway):
         try:
             write_residuals(path, residual, self._config.chunk_numel)
         except OSError as error:  # the rank's wait times out, and it reports that
-            _log.warning("residuals cannot be written: %s", error)
+            _log.warning("residuals cannot be written: %s", text_of(error))
 
     def passed(self, message: dict[str, Any]) -> None:
         """Pass a rank's message on to the agent."""

@@ -14,7 +14,7 @@ import threading
 from typing import Final
 
 from isthmus.protos.errors import IsthmusError, LocalProtocolError, failure_of
-from isthmus.protos.failure import Failure, one_line
+from isthmus.protos.failure import Failure, one_line, text_of
 from isthmus.sites.gateway.agent_port import (
     AgentWriter,
     Cancel,
@@ -68,7 +68,7 @@ def main() -> int:
     except ConfigError as error:
         return _refuse(agent, Failure(code="INVALID_CONFIG", message=one_line(str(error))))
     except OSError as error:
-        return _refuse(agent, Failure(code="LAUNCH_FAILED", message=one_line(str(error))))
+        return _refuse(agent, Failure(code="LAUNCH_FAILED", message=one_line(text_of(error))))
     finally:
         agent.close()
 

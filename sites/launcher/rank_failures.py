@@ -17,7 +17,7 @@ from signal import SIGTERM
 from typing import Any
 
 from isthmus.protos.catalogue import CATALOGUE
-from isthmus.protos.failure import Failure, one_line
+from isthmus.protos.failure import Failure, one_line, text_of
 
 COLLATERAL_EXIT_CODE = 75
 """A rank's exit status when the exchange failed under it: EX_TEMPFAIL, not the script's fault."""
@@ -82,7 +82,7 @@ def failure_of_line(line: bytes) -> Failure:
     try:
         return Failure.from_json(json.loads(line))
     except (AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
-        raise ValueError(f"not a failure: {error}: {line[:200]!r}") from error
+        raise ValueError(f"not a failure: {text_of(error)}: {line[:200]!r}") from error
 
 
 def write_error_file(path: str | None, details: Mapping[str, Any], traceback: str) -> None:

@@ -23,7 +23,7 @@ from isthmus.protos.errors import (
     RemoteProtocolError,
     ScriptError,
 )
-from isthmus.protos.failure import Failure
+from isthmus.protos.failure import Failure, text_of
 from isthmus.protos.limits import LOCAL_MESSAGE_BYTES
 from isthmus.sites.local.chunk_grid import Sharing, sharing_of
 from isthmus.sites.local.squares import Units
@@ -415,7 +415,7 @@ def _decode(data: bytes, kinds: Mapping[str, type[MessageT]]) -> MessageT:
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"not a JSON message: {error}") from error
+        raise ValueError(f"not a JSON message: {text_of(error)}") from error
     if not isinstance(fields, dict):
         raise ValueError("a message must be a JSON object")  # noqa: TRY004
     op = fields.pop("op", None)
@@ -429,4 +429,4 @@ def _decode(data: bytes, kinds: Mapping[str, type[MessageT]]) -> MessageT:
     except ConfigError as error:
         raise ValueError(error.problems[0].message) from error
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{op}: {error}") from error
+        raise ValueError(f"{op}: {text_of(error)}") from error

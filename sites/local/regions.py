@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.protos.errors import LocalProtocolError
+from isthmus.protos.failure import text_of
 from isthmus.sites.local.rank_messages import Region
 
 FLOAT_BYTES: Final = 4
@@ -63,4 +64,4 @@ def map_received(region: Region, descriptors: Sequence[int]) -> npt.NDArray[np.f
             raise LocalProtocolError(f"{name}: {size_bytes} bytes for {region.numel} elements")
         return map_region(descriptors[0], region.numel)
     except (OSError, ValueError) as error:
-        raise LocalProtocolError(f"{name}: {error}") from error
+        raise LocalProtocolError(f"{name}: {text_of(error)}") from error

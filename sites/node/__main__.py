@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.protos.control.v1.control_pb2 import Prepare
-from isthmus.protos.failure import Failure
+from isthmus.protos.failure import Failure, reason_of, text_of
 from isthmus.protos.private_files import keep_private, private_folder
 from isthmus.protos.save_time import save_within_s
 from isthmus.protos.versions import build
@@ -68,7 +68,7 @@ def main() -> int:
     try:
         return asyncio.run(_serve())
     except (ConfigError, ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        print(f"error: {text_of(error)}", file=sys.stderr)  # noqa: T201
         return 1
 
 
@@ -158,7 +158,7 @@ class _Service:
             try:
                 message = read_line(line)
             except ValueError as error:
-                log.warning("ending: the agent's message is not valid: %s", error)
+                log.warning("ending: the agent's message is not valid: %s", text_of(error))
                 return
             if "call" in message:
                 call = self._tasks.create_task(self._answer(message), name=message["call"])
@@ -185,7 +185,7 @@ class _Service:
         except SiteError as error:
             self._say({"id": message["id"], "error": error_fields(error)})
         except (KeyError, TypeError, ValueError) as error:
-            failed = SiteError("INTERNAL", f"{message['call']}: {error!r}")
+            failed = SiteError("INTERNAL", f"{message['call']}: {reason_of(error)}")
             self._say({"id": message["id"], "error": error_fields(failed)})
         except OSError as error:  # no space or processes: the machine's fault, not a bug
             said = f"{error.filename or 'node'}: {error.strerror or error}"

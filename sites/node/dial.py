@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from isthmus.protos.errors import IsthmusError
+from isthmus.protos.failure import text_of
 from isthmus.protos.identities import AGENT
 from isthmus.protos.mutual_streams import dial_own
 from isthmus.sites.node.serve import copy
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return asyncio.run(_join(f"{options.site}.{AGENT}", host, int(port)))
     except (IsthmusError, ssl.SSLError, ValueError) as error:
-        print(f"error: {options.address}: {error}", file=sys.stderr)  # noqa: T201
+        print(f"error: {options.address}: {text_of(error)}", file=sys.stderr)  # noqa: T201
         return 1
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint
-from isthmus.protos.failure import Failure
+from isthmus.protos.failure import Failure, reason_of
 from isthmus.protos.own_processes import own_command
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.launcher.kernel_kills import KernelKills
@@ -122,7 +122,7 @@ class Gateway:
                 self._handle(json.loads(line), listener)
             except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
                 text = line[:200].decode(errors="replace").strip()
-                log.warning("gateway %d said %r: %r", self.index, text, error)
+                log.warning("gateway %d said %r: %s", self.index, text, reason_of(error))
                 on_failed(self._found("INTERNAL", f"its gateway said {text!r}"))
         try:
             async with asyncio.timeout(None if self.closing else _EXIT_S):

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from isthmus.protos.errors import IsthmusError
+from isthmus.protos.failure import text_of
 from isthmus.protos.identities import AGENT
 from isthmus.protos.mutual_streams import serve_own
 from isthmus.protos.own_processes import own_command
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return asyncio.run(_serve(options.site, host, int(port)))
     except (IsthmusError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        print(f"error: {text_of(error)}", file=sys.stderr)  # noqa: T201
         return 1
 
 

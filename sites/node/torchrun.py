@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from isthmus.protos.failure import Failure
+from isthmus.protos.failure import Failure, text_of
 from isthmus.protos.own_processes import own_command
 from isthmus.protos.private_files import users_umask
 from isthmus.sites.interfaces import interface_of
@@ -94,7 +94,7 @@ class Torchrun:
             try:
                 failure = failure_of_line(line)
             except ValueError as error:
-                log.warning("the launcher of node %d said: %s", self._node, error)
+                log.warning("the launcher of node %d said: %s", self._node, text_of(error))
                 continue
             self._has_told = True
             on_failed(self._placed(failure))

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from isthmus.protos.failure import text_of
 from isthmus.topology.spec.errors import ConfigError, Problem
 from isthmus.topology.spec.job import Data
 
@@ -96,7 +97,7 @@ def _matches(patterns: Sequence[str], folder: Path) -> set[Path]:
         try:
             matches = [path for path in root.glob(str(relative)) if path.is_file()]
         except (ValueError, OSError) as error:
-            raise _error("files", f"{pattern!r} cannot be matched: {error}") from error
+            raise _error("files", f"{pattern!r} cannot be matched: {text_of(error)}") from error
         if not matches:
             raise _error("files", f"no file matches {str(root / relative)!r}")
         found.update(Path(os.path.normpath(path.absolute())) for path in matches)

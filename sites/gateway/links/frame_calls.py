@@ -26,6 +26,7 @@ from typing import Final
 import grpc
 
 from isthmus.protos.errors import RemoteProtocolError
+from isthmus.protos.failure import text_of
 from isthmus.protos.limits import EXCHANGE_CHANNEL_BYTES
 from isthmus.protos.mutual_tls import UnlikeKeyError
 from isthmus.protos.security import Security
@@ -413,7 +414,7 @@ class FrameCall:
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
         except OSError as error:
-            self._break_off(grpc.StatusCode.UNAVAILABLE, error.strerror or str(error))
+            self._break_off(grpc.StatusCode.UNAVAILABLE, error.strerror or text_of(error))
             return
         except RemoteProtocolError as error:
             self._break_off(grpc.StatusCode.INTERNAL, str(error))
@@ -599,7 +600,7 @@ class FrameCall:
         except (BlockingIOError, InterruptedError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             pass
         except OSError as error:
-            self._break_off(grpc.StatusCode.UNAVAILABLE, error.strerror or str(error))
+            self._break_off(grpc.StatusCode.UNAVAILABLE, error.strerror or text_of(error))
             return
         if is_full and not self._is_closed:
             self._next_look = self._loop.call_later(self._look_s, self._look_for_room)
@@ -719,7 +720,7 @@ async def dial(
         why = f"no connection within {patience.connect_s:.1f} s"
         raise CallError(grpc.StatusCode.UNAVAILABLE, why) from None
     except OSError as error:  # TLS errors included
-        why = error.strerror or str(error)
+        why = error.strerror or text_of(error)
         raise CallError(grpc.StatusCode.UNAVAILABLE, f"cannot connect: {why}") from error
     except UnlikeKeyError as error:  # the files are being renewed
         raise CallError(grpc.StatusCode.UNAVAILABLE, f"cannot connect: {error}") from error

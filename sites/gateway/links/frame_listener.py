@@ -30,6 +30,7 @@ import grpc
 
 from isthmus.protos.error_statuses import STATUS
 from isthmus.protos.errors import IsthmusError, RemoteProtocolError
+from isthmus.protos.failure import text_of
 from isthmus.protos.limits import EXCHANGE_CHANNEL_BYTES, HANDSHAKE_S
 from isthmus.protos.mutual_tls import CertificateError
 from isthmus.protos.security import Security
@@ -228,7 +229,7 @@ class FrameListener:
         try:
             header = stranger.go_on(self._security)
         except (OSError, RemoteProtocolError) as error:
-            _log.debug("a connection from %s ended: %s", stranger.host, error)
+            _log.debug("a connection from %s ended: %s", stranger.host, text_of(error))
             self._close(stranger)
             return
         except IsthmusError as error:  # our own certificate cannot be used
@@ -307,7 +308,7 @@ class FrameListener:
             _log.debug("a call from %s ended: %s", call.peer(), error)
         except Exception as error:  # noqa: BLE001 - a call's root: as gRPC's server has it
             _log.exception("%s was not served", method)
-            await call.end(grpc.StatusCode.UNKNOWN, str(error))
+            await call.end(grpc.StatusCode.UNKNOWN, text_of(error))
         else:
             await call.end(grpc.StatusCode.OK, "")
 
@@ -382,7 +383,7 @@ class _Stranger:
             try:
                 context = security.server_tls()
             except OSError as error:
-                raise CertificateError(f"the own certificate: {error}") from error
+                raise CertificateError(f"the own certificate: {text_of(error)}") from error
             if context is None:
                 return True
             self.socket = tls_socket(context, self.socket)

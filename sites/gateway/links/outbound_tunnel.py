@@ -20,7 +20,7 @@ import grpc.aio
 from isthmus.protos.errors import IsthmusError
 from isthmus.protos.exchange.v1.exchange_pb2 import Answer, Ask
 from isthmus.protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
-from isthmus.protos.failure import one_line
+from isthmus.protos.failure import one_line, text_of
 from isthmus.sites.gateway.config import GatewayConfig, GatewayId
 from isthmus.sites.gateway.links.congestion.connections import CHANNELS_MAX
 from isthmus.sites.gateway.links.frame_calls import CallError
@@ -162,7 +162,7 @@ class OutboundTunnel:
         except Exception as error:  # noqa: BLE001 - a call's root: told as gRPC's server tells it
             _log.exception("%s of %s was not answered", ask.method, self._peer)
             unknown: int = grpc.StatusCode.UNKNOWN.value[0]
-            return Answer(number=ask.number, status=unknown, details=one_line(str(error)))
+            return Answer(number=ask.number, status=unknown, details=one_line(text_of(error)))
         return Answer(number=ask.number, response=response)
 
     async def _pull(self) -> bool:

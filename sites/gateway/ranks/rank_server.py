@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from isthmus.protos import metrics
 from isthmus.protos.errors import IsthmusError, LocalProtocolError, NonFiniteError, failure_of
-from isthmus.protos.failure import Failure
+from isthmus.protos.failure import Failure, text_of
 from isthmus.protos.limits import LOCAL_MESSAGE_BYTES
 from isthmus.sites.codecs.codec import Floats
 from isthmus.sites.gateway.config import GatewayConfig
@@ -160,7 +160,7 @@ class RankConnection:
         except BlockingIOError:
             return False
         except OSError as error:
-            _log.warning("a message to a rank was not taken: %s", error)
+            _log.warning("a message to a rank was not taken: %s", text_of(error))
             self.shut()
             with self._sending:
                 self._unsent.clear()

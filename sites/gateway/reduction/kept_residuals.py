@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.protos.errors import LocalProtocolError
+from isthmus.protos.failure import text_of
 from isthmus.protos.frame import Kind
 from isthmus.sites.gateway.reduction.residuals import KeptResiduals
 
@@ -56,4 +57,4 @@ def read_residuals(path: Path, chunk_numel: int) -> KeptResiduals:
                     residual[bucket, layout, numel, chunk, Kind(kind)] = stored[name]
             return residual
     except (OSError, ValueError, KeyError) as error:
-        raise LocalProtocolError(f"{path}: these are no residuals: {error}") from error
+        raise LocalProtocolError(f"{path}: these are no residuals: {text_of(error)}") from error

@@ -23,7 +23,7 @@ import grpc
 
 from isthmus.protos.errors import PeerLostError, RemoteProtocolError
 from isthmus.protos.exchange.v1 import state_pb2, state_pb2_grpc
-from isthmus.protos.failure import one_line
+from isthmus.protos.failure import one_line, text_of
 from isthmus.sites.gateway.links.transport import SESSION_KEY, details
 from isthmus.sites.gateway.transfer.state_server import EARLY
 from isthmus.sites.local.entry_folder import (
@@ -305,7 +305,7 @@ class StateFetch:
                     data = self._read(connection, TENSORS, piece, index)
                     os.pwrite(file.fileno(), data, piece * PIECE_BYTES)
                 except (grpc.RpcError, RemoteProtocolError) as error:
-                    why = details(error) if isinstance(error, grpc.RpcError) else str(error)
+                    why = details(error) if isinstance(error, grpc.RpcError) else text_of(error)
                     _log.warning("piece %d from %s: %s", piece, donor.name, why)
                     num_damaged += isinstance(error, RemoteProtocolError)
                     self._book.put_back(piece)
