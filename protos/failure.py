@@ -169,7 +169,8 @@ def text_of(error: BaseException) -> str:
 
 
 def _is_sentence(error: BaseException, text: str) -> bool:
-    return " " in text.strip() and not isinstance(error, KeyError)  # whose text is its key's repr
+    # A KeyError's text is its key's repr, whatever is in it.
+    return len(text.split()) > 1 and not isinstance(error, KeyError)
 
 
 def reason_of(error: BaseException) -> str:
