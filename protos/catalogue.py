@@ -247,7 +247,7 @@ _ENTRIES = (
         ExitCode.JOB_FAILED,
     ),
     Entry(
-        "NEVER_SYNCHRONISED",
+        "NEVER_ATTACHED",
         "A training script joined the run, and averaged nothing with the other sites.",
         "Add `site.attach(model, optimizer)` before the first step. A script that averages "
         "nothing on purpose says `isthmus.join(averages=False)`: docs/integration.md.",
@@ -340,7 +340,7 @@ _ENTRIES = (
         ExitCode.JOB_FAILED,
     ),
     Entry(
-        "NOT_SYNCHRONISED",
+        "NOT_ATTACHED",
         "An optimizer stepped with gradients of parameters that do not cross.",
         "Wrap the model anew and call site.attach again, at the same step at all sites.",
         ExitCode.JOB_FAILED,

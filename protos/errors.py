@@ -99,10 +99,10 @@ class RoundWithoutStepError(IsthmusError):
     code = "ROUND_WITHOUT_STEP"
 
 
-class NotSynchronisedError(IsthmusError):
+class NotAttachedError(IsthmusError):
     """An optimizer stepped with a gradient of a parameter that does not cross."""
 
-    code = "NOT_SYNCHRONISED"
+    code = "NOT_ATTACHED"
 
 
 class NonFiniteError(IsthmusError):

@@ -56,7 +56,7 @@ class ChunkKey:
     """Identifies one message of an epoch, so that sending it twice changes nothing."""
 
     round: int
-    """Number of the synchronisation (one per optimizer step), from 0."""
+    """Number of the exchange (one per optimizer step), from 0."""
     bucket: int
     chunk: int
     """Index of the chunk in the bucket's grid."""

@@ -59,7 +59,7 @@ ALLREDUCE = "allreduce"
 """One repetition of `isthmus bench allreduce` at one rank, counted by `step` from 0; label
 DIGEST."""
 MODEL = "model"
-"""What a script has synchronised, once it has taken a step with it; reported by a site's first
+"""What a script has attached, once it has taken a step with it; reported by a site's first
 rank. Label DEVICE."""
 MACHINE = "machine"
 """The machine and the code of a site's first rank, once it has joined. No values; labels below."""

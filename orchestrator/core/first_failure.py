@@ -41,7 +41,7 @@ _PRIORITY = {
                 "CANNOT_TRAIN",
                 "NEVER_JOINED",
             ),
-            ("NEVER_SYNCHRONISED",),
+            ("NEVER_ATTACHED",),
             ("GATEWAY_EXITED",),
             ("SITE_LOST",),
             ("PROTOCOL_VIOLATION", "INTERNAL"),

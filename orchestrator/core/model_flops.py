@@ -6,7 +6,7 @@ known has no MFU, and an estimate is said to be one.
 
 *FLOPs a token*: the job's `model.flops_per_token`; else by the shape of the job's `workload`, or of
 the shipped trainer's model; else the estimate 6 N, with N the trainable parameters of what the
-script has synchronised (Kaplan et al., arXiv 2001.08361, section 2.1). It leaves out attention, and
+script has attached (Kaplan et al., arXiv 2001.08361, section 2.1). It leaves out attention, and
 counts what a token is not multiplied by: embeddings, and experts that it does not pass through.
 
 *Tokens*: of a user's script only if it calls `site.count_tokens`.

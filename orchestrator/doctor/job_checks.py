@@ -36,7 +36,7 @@ def _script(script: Script, user: str, site: str | None) -> Iterator[Finding]:
     elif not script.joins:
         name = "script-never-joins"
     elif not script.averages:
-        name = "script-never-synchronises"
+        name = "script-never-attaches"
     if name:
         facts = {"script": script.path, "error": script.error, "quoted": shlex.quote(script.path)}
         problem = finding(name, site, user=user, **facts)

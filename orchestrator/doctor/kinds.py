@@ -145,8 +145,8 @@ error script-unreadable: the entrypoint {script}: {error}
 error script-unreadable/denied: the entrypoint {script}: {error}
   each rank runs it
   setfacl -m u:{user}:r {quoted}
-warning script-never-synchronises: the entrypoint {script} joins, and never calls site.attach()
-  each site would train by itself, and the run fail: NEVER_SYNCHRONISED
+warning script-never-attaches: the entrypoint {script} joins, and never calls site.attach()
+  each site would train by itself, and the run fail: NEVER_ATTACHED
   add to it, before the first step: site.attach(model, optimizer); or, if it is to average \
 nothing: isthmus.join(averages=False)
 warning script-never-joins: the entrypoint {script} never calls isthmus.join()

@@ -38,7 +38,7 @@ def train_together(trainer: Trainer, site: Site) -> None:
 
 
 class _Together(TrainerCallback):  # type: ignore[misc] # transformers may not be there
-    """Synchronises when the Trainer has wrapped its model, and passes on what it logs."""
+    """Attaches when the Trainer has wrapped its model, and passes on what it logs."""
 
     def __init__(self, trainer: Trainer, site: Site) -> None:
         self._trainer = trainer

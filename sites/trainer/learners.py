@@ -1,6 +1,6 @@
 """What a rank has of the model, and how it learns with it: as a replica, or as a part of a cut.
 
-Both are synchronised with the other sites when they are made.
+Both are attached to the site when they are made.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class World:
         model: nn.Module | Sequence[nn.Module],
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     ) -> None:
-        """Synchronise, or have the optimizer average gradients."""
+        """Attach, or have the optimizer average gradients."""
         if self.way == "average":
             assert isinstance(optimizer, torch.optim.Optimizer)
             self.site.average_gradients(optimizer)

@@ -52,10 +52,10 @@ def test_a_nan_stops_the_run_where_it_says_so(run: Bench, trouble: str) -> None:
     run.wait_for_nothing_left(20)
 
 
-def test_a_script_that_forgets_to_synchronise_fails(run: Bench) -> None:
+def test_a_script_that_forgets_to_attach_fails(run: Bench) -> None:
     result = launch(run, 5, "forget", "b", 1, 3).check(1)
     error = result.envelope["error"]
-    assert error["code"] == "NEVER_SYNCHRONISED"
+    assert error["code"] == "NEVER_ATTACHED"
     assert "`site.attach(model, optimizer)`" in error["message"]
     assert "averages=False" in error["hint"]
     events = run.isthmus("events", "--json").check().out

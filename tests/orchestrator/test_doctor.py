@@ -216,10 +216,10 @@ def test_4_an_entrypoint_that_never_joins(open_folder: Path) -> None:
     only(found, "script-never-joins", WARNING, "site = isthmus.join(); site.attach(")
 
 
-def test_an_entrypoint_that_never_synchronises(open_folder: Path) -> None:
+def test_an_entrypoint_that_never_attaches(open_folder: Path) -> None:
     (open_folder / "train.py").write_text("import isthmus\nisthmus.join()\n")
     found = files_of(job("entrypoint: train.py"), open_folder)
-    only(found, "script-never-synchronises", WARNING, "site.attach(model, optimizer)")
+    only(found, "script-never-attaches", WARNING, "site.attach(model, optimizer)")
 
 
 def test_5_data_that_is_not_there(open_folder: Path) -> None:

@@ -443,7 +443,7 @@ def train(folder: Path, name: str) -> None:
 
 def _fragments_of(site: Site) -> list[list[tuple[str, int, int]]]:
     """Return what is in each fragment of `streaming`, of the buckets that this rank shares."""
-    loop = site._parts.synchronisation.loop
+    loop = site._parts.attachment.loop
     if not isinstance(loop, Streaming):
         return []
     cuts = [[loop._buckets.buckets[place].cut for place in places] for places in loop._fragments]

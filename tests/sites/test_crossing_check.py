@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from isthmus.protos.errors import NotSynchronisedError
+from isthmus.protos.errors import NotAttachedError
 from isthmus.sites.worker.checks.crossing_check import CrossingCheck
 
 Optimizer = torch.optim.SGD
@@ -63,14 +63,14 @@ def test_what_has_crossed_is_taken(watched: Watched) -> None:
 
 def test_a_layer_that_came_later_is_refused_by_its_name_shape_and_cure(watched: Watched) -> None:
     add_layer(watched)
-    with pytest.raises(NotSynchronisedError, match=r"2\.weight \[2, 2\], which .*attach again"):
+    with pytest.raises(NotAttachedError, match=r"2\.weight \[2, 2\], which .*attach again"):
         watched.optimizer.step()
 
 
 def test_it_is_refused_before_anything_is_changed(watched: Watched) -> None:
     before = copy.deepcopy(watched.model.state_dict())
     add_layer(watched)
-    with pytest.raises(NotSynchronisedError):
+    with pytest.raises(NotAttachedError):
         watched.optimizer.step()
     for name, each in before.items():
         assert torch.equal(each, watched.model.state_dict()[name]), name
@@ -80,7 +80,7 @@ def test_what_is_in_no_model_is_called_by_its_place(watched: Watched) -> None:
     temperature = nn.Parameter(torch.ones(()))
     watched.optimizer.add_param_group({"params": [temperature]})
     watched.give(temperature)
-    with pytest.raises(NotSynchronisedError, match=r"parameter 0 of group 1 \[\]"):
+    with pytest.raises(NotAttachedError, match=r"parameter 0 of group 1 \[\]"):
         watched.optimizer.step()
 
 
@@ -92,7 +92,7 @@ def test_gradients_of_a_closure_are_seen(watched: Watched) -> None:
         watched.give(new)
         return 0.0
 
-    with pytest.raises(NotSynchronisedError, match=r"2\.weight"):
+    with pytest.raises(NotAttachedError, match=r"2\.weight"):
         watched.optimizer.step(closure)
 
 
@@ -109,14 +109,14 @@ def test_gradients_that_the_script_may_have_averaged_are_taken_once(watched: Wat
     assert new.grad is not None
     watched.check.note_average([new.grad])
     watched.optimizer.step()
-    with pytest.raises(NotSynchronisedError):
+    with pytest.raises(NotAttachedError):
         watched.optimizer.step()
 
 
 def test_an_average_of_less_than_the_gradient_is_not_its_own(watched: Watched) -> None:
     add_layer(watched)
     watched.check.note_average([torch.ones(1)])  # a loss
-    with pytest.raises(NotSynchronisedError):
+    with pytest.raises(NotAttachedError):
         watched.optimizer.step()
 
 
@@ -136,7 +136,7 @@ def test_another_optimizer_may_train_another_model_and_not_this_one(watched: Wat
     watched.check.after_any_step(optimizer)
     watched.model.append(adapter)
     late = Optimizer(adapter.parameters(), lr=0.1)
-    with pytest.raises(NotSynchronisedError, match=r"2\.weight"):
+    with pytest.raises(NotAttachedError, match=r"2\.weight"):
         watched.check.after_any_step(late)
 
 

@@ -153,7 +153,7 @@ def test_a_rank_that_leaves_and_has_averaged_nothing_fails_the_run(tmp_path: Pat
         ranks[0].leave(has_averaged=False)
         failed = members[0].end()
         assert failed is not None
-        assert (failed["code"], failed["site"], failed["rank"]) == ("NEVER_SYNCHRONISED", "ash", 0)
+        assert (failed["code"], failed["site"], failed["rank"]) == ("NEVER_ATTACHED", "ash", 0)
         assert not failed["collateral"]
         assert "rank 0 of site ash joined the run, and ended without" in failed["message"]
 

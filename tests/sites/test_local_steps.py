@@ -275,7 +275,7 @@ def test_what_is_not_alike_at_all_sites_is_refused_or_its_own() -> None:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_what_has_moved_counts_where_something_else_is_synchronised() -> None:
+def test_what_has_moved_counts_where_something_else_is_attached() -> None:
     """It is a round then, and its result what the other optimizer begins with."""
     site, model, _ = lone_steps(4)
     other = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -334,7 +334,7 @@ def test_what_is_taken_over_goes_on_as_where_it_was_taken(device: str) -> None:
     assert not any(map(torch.equal, own, common))
     assert all(map(torch.equal, own, locals_of(model.parameters())))
     train_sharded(model, optimizer, 1)
-    loop = site._parts.synchronisation.loop
+    loop = site._parts.attachment.loop
     assert loop is not None
     assert loop.make_common()
     parameters = [local_of(each).clone() for each in model.parameters()]
@@ -351,7 +351,7 @@ def test_what_is_taken_over_goes_on_as_where_it_was_taken(device: str) -> None:
         for parameter, value in zip(model.parameters(), parameters, strict=True):
             local_of(parameter).copy_(value)
     optimizer.load_state_dict(moments)
-    loop = site._parts.synchronisation.loop
+    loop = site._parts.attachment.loop
     assert loop is not None
     targets = loop.to_load({path: (each.shape, each.dtype) for path, each in state.items()})
     for path, target in targets.items():

@@ -1,4 +1,4 @@
-"""Models that nothing wraps: how they are synchronised, and which are refused by name."""
+"""Models that nothing wraps: how they are attached, and which are refused by name."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_under_no_sync_gradients_add_up_and_nothing_crosses(
     with pytest.raises(RuntimeError, match=r"call site.attach first"):
         site.no_sync()
     site.attach(model, optimizer, beside_shards=beside_shards)
-    assert site._parts.synchronisation.hook is not None
+    assert site._parts.attachment.hook is not None
     for factor in (1.0, 2.0):
         optimizer.zero_grad()
         with site.no_sync():
             backward(model(torch.ones(2, 3)).sum() * factor)
-        assert not site._parts.synchronisation.hook.take_rounds()
+        assert not site._parts.attachment.hook.take_rounds()
         backward(model(2 * torch.ones(2, 3)).sum())
-        assert len(site._parts.synchronisation.hook.take_rounds()) == 1
+        assert len(site._parts.attachment.hook.take_rounds()) == 1
         alone.zero_grad()
         backward(alone(torch.ones(2, 3)).sum() * factor)
         backward(alone(2 * torch.ones(2, 3)).sum())
@@ -124,7 +124,7 @@ def _mixed() -> nn.Module:
         (_mixed, "DistributedDataParallel has mixed_precision="),
     ],
 )
-def test_a_model_that_cannot_be_synchronised_is_refused(
+def test_a_model_that_cannot_be_attached_is_refused(
     site: Site, make: Callable[[], Any], said: str
 ) -> None:
     with pytest.raises(TypeError, match=said):

@@ -43,7 +43,7 @@ class Model(nn.Module):
         return (torch.view_as_real(products) if products.is_complex() else products).sum()
 
 
-def _synchronised(
+def _attached(
     weight: torch.Tensor,
     exchange: Exchange | None = None,
     **options: Any,  # noqa: ANN401 - of DDP
@@ -73,9 +73,7 @@ def test_elements_cross_in_row_major_order_whatever_the_strides(
     kind: str, dtype: torch.dtype, codec: Literal["fp32", "int8"], *, as_view: bool
 ) -> None:
     weight = WEIGHTS[kind](torch.zeros(SHAPE, dtype=dtype))
-    site, link, model = _synchronised(
-        weight, Exchange(codec=codec), gradient_as_bucket_view=as_view
-    )
+    site, link, model = _attached(weight, Exchange(codec=codec), gradient_as_bucket_view=as_view)
     factors = torch.arange(24.0).view(SHAPE)
     for _ in range(2):
         model.zero_grad()
@@ -92,7 +90,7 @@ def test_elements_cross_in_row_major_order_whatever_the_strides(
 def test_another_dtype_after_attach_is_refused_by_name(
     change: Callable[[nn.Module], nn.Module],
 ) -> None:
-    site, _, model = _synchronised(torch.ones(3))
+    site, _, model = _attached(torch.ones(3))
     change(model)
     with pytest.raises(
         TypeError, match=r"parameter weight .* was of torch\.float32 on the host when"
@@ -140,7 +138,7 @@ def test_what_is_expanded_is_refused() -> None:
 
 def test_what_only_others_have_used_is_given_complex_memory() -> None:
     """With find_unused_parameters, no gradient of this rank's own is there to write to."""
-    site, _, model = _synchronised(
+    site, _, model = _attached(
         torch.zeros(2, 3, dtype=torch.complex64), find_unused_parameters=True
     )
     backward(model(torch.ones(2, 3, dtype=torch.complex64)))

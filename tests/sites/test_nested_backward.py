@@ -80,14 +80,14 @@ def test_nested_passes_are_one_round_with_the_norm_of_all(
     model = wrap(Model(ends=ends))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     site.attach(model, optimizer, beside_shards=beside_shards)
-    assert site._parts.synchronisation.hook is not None
+    assert site._parts.attachment.hook is not None
     for _ in range(3):
         optimizer.zero_grad()
         backward(model(torch.ones(2, 3, requires_grad=True)).square().sum())
         grads = [whole_of(each.grad) for each in model.parameters() if each.grad is not None]
         assert len(grads) == 8
         assert site.grad_norm == pytest.approx(float(nn.utils.get_total_norm(grads)), rel=1e-6)
-        assert len(site._parts.synchronisation.hook._rounds) == 1
+        assert len(site._parts.attachment.hook._rounds) == 1
         optimizer.step()
 
 
@@ -112,8 +112,8 @@ def test_of_several_models_it_is_refused_by_name(
     values = torch.ones(2, 3, requires_grad=True)
     if wrap is _static:  # DDP looks at all gradients at the end of the outer pass
         backward(models[1](models[0](values)).sum())
-        assert site._parts.synchronisation.hook is not None
-        assert len(site._parts.synchronisation.hook._rounds) == 1
+        assert site._parts.attachment.hook is not None
+        assert len(site._parts.attachment.hook._rounds) == 1
     else:
         with pytest.raises(ScriptError, match="use_reentrant=False"):
             backward(models[1](models[0](values)).sum())
@@ -134,7 +134,7 @@ def test_several_models_in_one_pass_that_is_not_nested_are_one_round(
         for model in used:
             values = model(values)
         backward(values.sum())
-        assert site._parts.synchronisation.hook is not None
-        assert len(site._parts.synchronisation.hook.take_rounds()) == 1
+        assert site._parts.attachment.hook is not None
+        assert len(site._parts.attachment.hook.take_rounds()) == 1
         grads = [whole_of(p.grad) for m in used for p in m.parameters() if p.grad is not None]
         assert site.grad_norm == pytest.approx(float(nn.utils.get_total_norm(grads)), rel=1e-6)

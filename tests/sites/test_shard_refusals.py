@@ -109,7 +109,7 @@ def test_a_bucket_waits_for_all_streams_that_compute_its_gradients(
     """HSDP and fully_shard's others have unlike streams, as have two models."""
     model, optimizer = _sharded()
     site.attach(model, optimizer)
-    hook = site._parts.synchronisation.hook
+    hook = site._parts.attachment.hook
     assert isinstance(hook, ShardHook)
     hook._queue._is_on_cuda = True
     streams = [Stream() for _ in model.parameters()]
@@ -164,7 +164,7 @@ def test_what_parts_of_a_pipeline_share_is_not_added_again(site: Site) -> None:
     site.attach(model, optimizer)
     backward(model(torch.ones(4, 3)).sum())
     backward(model(torch.ones(4, 3)).sum())
-    hook = site._parts.synchronisation.hook
+    hook = site._parts.attachment.hook
     assert isinstance(hook, ShardHook)
     hook._tied = {"0.bias"}
     with pytest.raises(ScriptError, match=r"a pipeline share: each would add them again"):

@@ -44,7 +44,7 @@ def step_alone() -> None:
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
 
 
-def test_a_script_that_forgets_to_synchronise_is_told_of_while_it_trains_and_at_its_end(
+def test_a_script_that_forgets_to_attach_is_told_of_while_it_trains_and_at_its_end(
     link: RecordingLink,
 ) -> None:
     site = lone_site(link, 2)
@@ -167,7 +167,7 @@ def test_how_large_a_model_is_is_told_once_with_whether_tokens_count(
     assert told == [{metrics.PARAMETERS: 3.0, metrics.COUNTS_TOKENS: float(counts)}]
 
 
-def test_after_it_was_synchronised_again_steps_count_on_and_are_hashed_once(
+def test_after_it_was_attached_again_steps_count_on_and_are_hashed_once(
     site: Site, link: RecordingLink
 ) -> None:
     model, former = replica()
@@ -229,7 +229,7 @@ def test_an_optimizer_with_a_closure_is_refused(site: Site) -> None:
         site.average_gradients(optimizer)
 
 
-def test_without_synchronisation_no_round_is_made(site: Site, link: RecordingLink) -> None:
+def test_without_attaching_no_round_is_made(site: Site, link: RecordingLink) -> None:
     """Accumulated micro-batches cross once."""
     model, optimizer = replica(bias=False)
     site.attach(model, optimizer)

@@ -206,7 +206,7 @@ def resume_two_models(folder: Path, name: str) -> None:
     (first, _), (second, _) = pairs
     train(first, second)
     grads = train(first, second)
-    hook = site._parts.synchronisation.replica_hook
+    hook = site._parts.attachment.replica_hook
     assert hook is not None
     train(first)
     saved = hook.buckets

@@ -77,7 +77,7 @@ _BROKEN_PROMISES: Final = frozenset(
         "CONFIG_MISMATCH",
         "CORRUPT_DATA",
         "LAYOUT_MISMATCH",
-        "NEVER_SYNCHRONISED",
+        "NEVER_ATTACHED",
         "NON_FINITE",
         "NO_TOKENS",
         "PROTOCOL_VIOLATION",

@@ -48,8 +48,8 @@ from isthmus.sites.local.regions import map_received
 
 _log = logging.getLogger(__name__)
 
-SYNCHRONISE: Final = "its script wants `site.attach(model, optimizer)` before the first step"
-"""Advice for a script that never synchronised its model."""
+ATTACH: Final = "its script wants `site.attach(model, optimizer)` before the first step"
+"""Advice for a script that never attached its model."""
 _JOIN_S = 0.5
 _LAST_WORDS_S = 2.0
 """Time for a rank to read the last messages before its connection is closed."""
@@ -449,9 +449,9 @@ class LocalServer:
         if not leave.has_averaged:
             self._ranks.fail(
                 Failure(
-                    code="NEVER_SYNCHRONISED",
+                    code="NEVER_ATTACHED",
                     message=f"rank {rank} of site {self._config.site} joined the run, and ended "
-                    f"without having averaged anything with the other sites: {SYNCHRONISE}",
+                    f"without having averaged anything with the other sites: {ATTACH}",
                     site=self._config.site,
                     rank=rank,
                 )

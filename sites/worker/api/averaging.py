@@ -61,7 +61,7 @@ class Averaging:
         self._site_collectives: Collectives | None = None
         self._lists: TensorAverage | None = None
         self._has_averaged = False
-        """The script has averaged tensors, and synchronised nothing before that."""
+        """The script has averaged tensors, and attached nothing before that."""
 
     # ---------------------------------------------------------------- the pipeline
 

@@ -14,10 +14,10 @@ from isthmus.protos import metrics
 from isthmus.protos.checkpoint.manifest import Manifest
 from isthmus.protos.checkpoint.store import joined
 from isthmus.sites.local.rank_messages import Saving, StateProgress
+from isthmus.sites.worker.api.attachment import Attachment
 from isthmus.sites.worker.api.averaging import Averaging
 from isthmus.sites.worker.api.records import Records
 from isthmus.sites.worker.api.rejoining import Rejoining
-from isthmus.sites.worker.api.synchronisation import Synchronisation
 from isthmus.sites.worker.checks.arguments import check_optimizer
 from isthmus.sites.worker.data.learning_rates import LearningRates
 from isthmus.sites.worker.data.run_data import RunData
@@ -43,7 +43,7 @@ class Checkpointing:
         context: RankContext,
         link: Link,
         averaging: Averaging,
-        synchronisation: Synchronisation,
+        attachment: Attachment,
         data: RunData,
         rates: LearningRates,
         rejoining: Rejoining,
@@ -54,7 +54,7 @@ class Checkpointing:
         self._context = context
         self._link = link
         self._averaging = averaging
-        self._synchronisation = synchronisation
+        self._attachment = attachment
         self._data = data
         self._rates = rates
         self._rejoining = rejoining
@@ -65,7 +65,7 @@ class Checkpointing:
         self._checkpoints: Checkpoints | None = None
         """What the job has saved; None: it has no `checkpoint` section."""
         self._is_stale = False
-        """A model was synchronised since the script called `checkpoint`."""
+        """A model was attached since the script called `checkpoint`."""
         self._hooks: list[RemovableHandle] = []
         """In the optimizers that are saved."""
 
@@ -85,7 +85,7 @@ class Checkpointing:
             check_optimizer("site.checkpoint", each)
         objects = [*named.values()]
         more = [each for each in objects if isinstance(each, Optimizer)]
-        watched = list(dict.fromkeys([*self._synchronisation.optimizers, *optimizers, *more]))
+        watched = list(dict.fromkeys([*self._attachment.optimizers, *optimizers, *more]))
         self._check_all_saved([*optimizers, *objects])
         self._rates.hold(watched, objects, scales_new=self._is_stale)
         job = self._context.spec.job
@@ -101,10 +101,8 @@ class Checkpointing:
         from isthmus.sites.checkpoint.training_state import TrainingState
 
         exchange = self._exchange_state()
-        synchronised = self._synchronisation
-        state = TrainingState(
-            models, optimizers, is_split=synchronised.is_split, outer=synchronised.loop
-        )
+        attached = self._attachment
+        state = TrainingState(models, optimizers, is_split=attached.is_split, outer=attached.loop)
         run_objects = RunObjects(state, named, exchange)
         if self._entry is None:
             self._begin(state, run_objects, exchange, watched)
@@ -118,7 +116,7 @@ class Checkpointing:
 
     def _make_common(self, *, is_last: bool = False) -> bool:
         """Have the same state at all sites, for it is to be written; return whether it can be."""
-        loop = self._synchronisation.loop
+        loop = self._attachment.loop
         return loop is None or loop.make_common(is_last=is_last)
 
     def finish(self) -> None:
@@ -131,7 +129,7 @@ class Checkpointing:
     # ---------------------------------------------------------------- what others call
 
     def before_change(self) -> None:
-        """Have written what is due: something else is synchronised from now on."""
+        """Have written what is due: something else is attached from now on."""
         if self._checkpoints is not None:
             self._checkpoints.flush()
         if self._entry is not None:
@@ -142,7 +140,7 @@ class Checkpointing:
         """Refuse a step of a model that is not the one that is saved.
 
         Raises:
-            RuntimeError: it was synchronised since `checkpoint` was called.
+            RuntimeError: it was attached since `checkpoint` was called.
         """
         if self._is_stale:
             raise RuntimeError(
@@ -170,7 +168,7 @@ class Checkpointing:
         from isthmus.sites.checkpoint.entry_state import EntryState
 
         steps, settings = self._steps, self._context.spec.job.checkpoint
-        lists, reports = self._synchronisation.lists, _StateReports(self._link, self._records)
+        lists, reports = self._attachment.lists, _StateReports(self._link, self._records)
         self._entry = entry = EntryState(
             state, objects, self._data.state_for_rejoining, lists, reports
         )
@@ -184,7 +182,7 @@ class Checkpointing:
         )
         self._watch_saved(entry, watched)
         self._go_on(entry)
-        self._synchronisation.gradient_averages.before_gradients = self._before_gradients
+        self._attachment.gradient_averages.before_gradients = self._before_gradients
         self._averaging.pipeline.take_epoch = self._rejoining.take_epoch
         if checkpoints is not None:
             checkpoints.start(self._averaging.mean, steps.num_steps)
@@ -193,7 +191,7 @@ class Checkpointing:
     def _go_on(self, entry: EntryState) -> None:
         """Load what there is to go on from: the others' state, or the job's checkpoint."""
         found: Entered | Manifest | None = None
-        checkpoints, agreement = self._checkpoints, self._synchronisation.agreement
+        checkpoints, agreement = self._checkpoints, self._attachment.agreement
         if self._context.rejoins:
             adopt = None if agreement is None else agreement.adopt
             found = self._rejoining.take_state(entry, adopt)
@@ -258,13 +256,13 @@ class Checkpointing:
     def _exchange_state(self) -> ExchangeState:
         from isthmus.sites.checkpoint.exchange_state import ExchangeState
 
-        context, synchronised = self._context, self._synchronisation
+        context, attached = self._context, self._attachment
         has_residuals = context.num_sites > 1 and context.spec.job.exchange.error_feedback
         return ExchangeState(
             self._link if has_residuals else None,
             self._averaging.encoder,
-            synchronised.replica_hook,
-            synchronised.agreement,
+            attached.replica_hook,
+            attached.agreement,
         )
 
     def _watch_saved(self, entry: EntryState, optimizers: Sequence[Optimizer]) -> None:
@@ -284,7 +282,7 @@ class Checkpointing:
             TypeError: an optimizer that steps in it would begin anew.
         """
         saved = {id(each) for each in objects}
-        for index, each in enumerate(self._synchronisation.optimizers):
+        for index, each in enumerate(self._attachment.optimizers):
             if id(each) not in saved:
                 raise TypeError(
                     f"site.checkpoint: optimizer {index} of site.attach would not be saved: "

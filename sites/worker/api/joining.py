@@ -53,7 +53,7 @@ def join(
             by them. torch.distributed's own ranks stay the site's.
         averages: False: the script averages nothing over sites on purpose, as one that only
             evaluates. Else a run whose script ends without having done so has failed
-            (NEVER_SYNCHRONISED).
+            (NEVER_ATTACHED).
 
     Raises:
         ValueError: another environment.

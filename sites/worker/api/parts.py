@@ -7,13 +7,13 @@ from typing import Self
 
 import torch.distributed as dist
 
+from isthmus.sites.worker.api.attachment import Attachment
 from isthmus.sites.worker.api.averaging import Averaging
 from isthmus.sites.worker.api.checkpointing import Checkpointing
 from isthmus.sites.worker.api.life import Life
 from isthmus.sites.worker.api.rank_facts import RankFacts
 from isthmus.sites.worker.api.records import Records
 from isthmus.sites.worker.api.rejoining import Rejoining
-from isthmus.sites.worker.api.synchronisation import Synchronisation
 from isthmus.sites.worker.data.learning_rates import LearningRates
 from isthmus.sites.worker.data.run_data import RunData
 from isthmus.sites.worker.exchange.gateway_link import Link
@@ -32,7 +32,7 @@ class Parts:
     steps: StepLog
     members: MemberHistory
     averaging: Averaging
-    synchronisation: Synchronisation
+    attachment: Attachment
     rates: LearningRates
     data: RunData
     checkpointing: Checkpointing
@@ -60,17 +60,17 @@ class Parts:
         )
         members = MemberHistory(context.site, rejoins=context.rejoins)
         averaging = Averaging(context, link, members, steps, records)
-        synchronisation = Synchronisation(context, averaging, members, steps, records)
+        attachment = Attachment(context, averaging, members, steps, records)
         rates = LearningRates()
         data = RunData(context, missing_sites, rates)
         rejoining = Rejoining(context, averaging, members, missing_sites, data, steps, records)
         checkpointing = Checkpointing(
-            context, link, averaging, synchronisation, data, rates, rejoining, steps, records
+            context, link, averaging, attachment, data, rates, rejoining, steps, records
         )
-        synchronisation.before_change = checkpointing.before_change
+        attachment.before_change = checkpointing.before_change
         for listener in (  # in this order at the end of each step
             checkpointing.check_not_stale,
-            synchronisation.end_step,
+            attachment.end_step,
             data.end_step,
             rejoining.end_step,
             data.scale_rates,
@@ -86,9 +86,7 @@ class Parts:
             link,
             members,
             has_averaged=lambda: averaging.has_begun,
-            before=[synchronisation.finish, checkpointing.finish, steps.flush],
-            after=[synchronisation.close, averaging.close, end_group],
+            before=[attachment.finish, checkpointing.finish, steps.flush],
+            after=[attachment.close, averaging.close, end_group],
         )
-        return cls(
-            records, steps, members, averaging, synchronisation, rates, data, checkpointing, life
-        )
+        return cls(records, steps, members, averaging, attachment, rates, data, checkpointing, life)

@@ -89,9 +89,9 @@ class Site:
         the scale of a GradScaler. NaN where one is not finite.
 
         Raises:
-            RuntimeError: no model is synchronised, or no backward pass has been.
+            RuntimeError: no model is attached, or no backward pass has been.
         """
-        return self._parts.synchronisation.grad_norm()
+        return self._parts.attachment.grad_norm()
 
     def attach(
         self,
@@ -109,10 +109,10 @@ class Site:
         by their tokens, and each `optimizer.step()` is one step of the run. With
         `exchange.schedule: off` all of this holds for the ranks of this site alone.
 
-        Once, with all that is to be synchronised; and again wherever other parameters are to be
+        Once, with all that is to be attached; and again wherever other parameters are to be
         trained: a layer was thawed or added, or it is another model. That is between two steps, the
         same two at all sites, with a wrapper made anew. What it was given before is not
-        synchronised any more, steps count on, and `checkpoint`, if it was called, is called again
+        attached any more, steps count on, and `checkpoint`, if it was called, is called again
         next.
 
         Args:
@@ -140,7 +140,7 @@ class Site:
             RuntimeError: called before, and no step has been taken since.
             IsthmusError: the sites' models differ in more than values, or the exchange failed.
         """
-        self._parts.synchronisation.attach(
+        self._parts.attachment.attach(
             unwrapped_models(model),
             unwrapped_optimizers(optimizer),
             data_mesh=data_mesh,
@@ -163,7 +163,7 @@ class Site:
             RuntimeError: `attach` or this was called before, and no step has been taken since.
             IsthmusError: the sites' parameters differ in more than values, or the exchange failed.
         """
-        self._parts.synchronisation.average_gradients(optimizer)
+        self._parts.attachment.average_gradients(optimizer)
 
     def all_reduce(
         self, tensors: Sequence[torch.Tensor], *, tokens: float = 1.0, exact: bool = False
@@ -187,7 +187,7 @@ class Site:
             IsthmusError: the sites' lists differ in more than values, no rank has tokens, or the
                 exchange failed. Then the tensors hold anything.
         """
-        self._parts.synchronisation.all_reduce(tensors, tokens, exact=exact)
+        self._parts.attachment.all_reduce(tensors, tokens, exact=exact)
 
     def broadcast(self, state: nn.Module | Sequence[torch.Tensor]) -> None:
         """Give every rank of every site the values of the first site's first rank, bit for bit.
@@ -215,7 +215,7 @@ class Site:
             ValueError: `every` is below 1.
             TypeError: ranks of the site have unlike buffers, those of a pipeline's stages.
         """
-        self._parts.synchronisation.average_buffers(model, every)
+        self._parts.attachment.average_buffers(model, every)
 
     def global_parameters(self) -> AbstractContextManager[None]:
         """Return a context in which the model's parameters hold what all sites have.
@@ -226,7 +226,7 @@ class Site:
 
         A collective of the site then. Bytes sent per rank: 4 a parameter that it hands over.
         """
-        return self._parts.synchronisation.global_parameters()
+        return self._parts.attachment.global_parameters()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes add to gradients here, and nothing crosses.
@@ -236,10 +236,10 @@ class Site:
         Raises:
             RuntimeError: neither `attach` nor `average_gradients` was called.
         """
-        return self._parts.synchronisation.no_sync()
+        return self._parts.attachment.no_sync()
 
     def clip_grad_norm_(self, max_norm: float, *, loss_scale: float = 1.0) -> float:
-        """Scale the gradients of the synchronised model so that their 2-norm is at most `max_norm`.
+        """Scale the gradients of the attached model so that their 2-norm is at most `max_norm`.
 
         Once after each synchronised backward pass, before anything else changes gradients; no
         collective. All ranks get the same bits, whatever their sites' layouts.
@@ -255,7 +255,7 @@ class Site:
         Raises:
             RuntimeError: as `grad_norm`.
         """
-        return self._parts.synchronisation.clip_grad_norm_(max_norm, loss_scale)
+        return self._parts.attachment.clip_grad_norm_(max_norm, loss_scale)
 
     def count_tokens(self, tokens: int) -> None:
         """Add to the tokens behind this rank's gradient: its weight in the average.
@@ -263,7 +263,7 @@ class Site:
         Call it before the backward pass that synchronises; several calls add up (one a micro-batch
         under `no_sync`). A script that never calls it weighs every rank alike.
         """
-        self._parts.synchronisation.tokens.add(tokens)
+        self._parts.attachment.tokens.add(tokens)
 
     def empty(self, *sizes: int) -> torch.Tensor:
         """Return a float32 tensor of these sizes, on this rank's device, that holds anything.
@@ -301,7 +301,7 @@ class Site:
         before the next one what was changed. At the end it is what there is in `leave`.
 
         Args:
-            model: that was synchronised, or all of them, or all parts of a pipeline that this rank
+            model: that was attached, or all of them, or all parts of a pipeline that this rank
                 has.
             optimizer: of its parameters, or all that `attach` was given; their settings are
                 the checkpoint's afterwards.

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from isthmus.protos.errors import NotSynchronisedError
+from isthmus.protos.errors import NotAttachedError
 from isthmus.sites.worker.checks.torch_calls import has_closure
 from isthmus.sites.worker.exchange.sharding import local_of
 
@@ -73,7 +73,7 @@ class CrossingCheck:
         It may train another model, of this rank alone.
 
         Raises:
-            NotSynchronisedError: it trains what the models have, and what does not cross.
+            NotAttachedError: it trains what the models have, and what does not cross.
         """
         if id(optimizer) in self._given:
             return
@@ -114,7 +114,7 @@ class CrossingCheck:
         """Refuse gradients that are not zeros, unless the script may have averaged them itself.
 
         Raises:
-            NotSynchronisedError: and what to do.
+            NotAttachedError: and what to do.
         """
         missing = [each for each in missing if _is_not_zero(each)]
         if not missing or sum(each.numel() for each in missing) <= self._averaged_numel:
@@ -126,7 +126,7 @@ class CrossingCheck:
             if any(each is one for one in missing)
         ]
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-        raise NotSynchronisedError(
+        raise NotAttachedError(
             f"the optimizer steps with gradients of {', '.join(shown[:_SHOWN])}{more}, which do not "
             "cross: this was not trained when the model was wrapped and site.attach called, "
             "or has come since. At the same step at all sites, wrap the model anew and call "

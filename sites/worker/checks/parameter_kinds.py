@@ -43,5 +43,5 @@ class KindCheck:
             f"parameter {self._names[changed]} is of {parameter.dtype} on {parameter.device} now, "
             f"and was of {dtype} on {'the host' if device < 0 else f'device {device}'} when "
             "site.attach was called: change the dtype or the device of a model (half, double, "
-            "to) before it is wrapped and synchronised"
+            "to) before it is wrapped and attached"
         )

@@ -23,7 +23,7 @@ _WRAPPERS = {
     "DeepSpeedEngine": "reduces gradients and steps by itself: " + _INSTEAD,
     "PipelineEngine": "reduces gradients and steps by itself: see Pipelines in docs/integration.md",
 }
-"""Wrappers of models that cannot be synchronised, by the names of their classes."""
+"""Wrappers of models that cannot be attached, by the names of their classes."""
 
 
 def check_wrapper(model: nn.Module) -> None:

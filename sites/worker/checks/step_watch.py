@@ -40,7 +40,7 @@ class StepWatch:
     ) -> None:
         """Hook into the optimizers, before anything counts their steps.
 
-        `named` are the parameters that are synchronised. `is_due`: gradients are to cross now.
+        `named` are the parameters that are attached. `is_due`: gradients are to cross now.
         """
         counted = {id(each) for group in optimizers[0].param_groups for each in group["params"]}
         self._stepped = [

@@ -113,7 +113,7 @@ PLAIN = RoundTerms()
 
 @dataclass(slots=True)
 class Round:
-    """One synchronisation of all sites: a sequence of buckets with one weight."""
+    """One exchange of all sites: a sequence of buckets with one weight."""
 
     number: int
     tokens: float

@@ -115,7 +115,7 @@ class StepLog:
         self._start_s = now_s()
         self._values: dict[str, float] = {}
         self._begun_at: int | None = None
-        """After how many steps something was synchronised, the last time; None: nothing is."""
+        """After how many steps something was attached, the last time; None: nothing is."""
         self._hook: RemovableHandle | None = None
         """In the optimizer whose steps are the run's."""
         self._listeners: list[Callable[[int], None]] = []
@@ -129,21 +129,21 @@ class StepLog:
         """In which the gradients of the latest step crossed; -1: they have not."""
 
     def begin(self, caller: str) -> None:
-        """Claim the run's steps for what one method of the site synchronises from now on.
+        """Claim the run's steps for what one method of the site averages from now on.
 
         Raises:
             RuntimeError: another one has, and no step has been since.
         """
         if self._begun_at == self.num_steps:
             raise RuntimeError(
-                f"site.{caller}: a model is synchronised already, and has not taken a step: give "
+                f"site.{caller}: a model is attached already, and has not taken a step: give "
                 "site.attach all models and all optimizers at once"
             )
         self._begun_at = self.num_steps
 
     @property
     def has_begun(self) -> bool:
-        """Whether something is synchronised."""
+        """Whether something is attached."""
         return self._begun_at is not None
 
     def resume(self, num_steps: int) -> None:

@@ -97,7 +97,7 @@ def check_is_outermost(num_models: int) -> None:
     """
     if num_models > 1 and is_nested():
         raise ScriptError(
-            "several models are synchronised, and gradients come from a backward pass inside "
+            "several models are attached, and gradients come from a backward pass inside "
             "another one, as of reentrant activation checkpointing: give "
             "torch.utils.checkpoint use_reentrant=False"
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from isthmus.protos.errors import NotSynchronisedError
+from isthmus.protos.errors import NotAttachedError
 from isthmus.sites.worker.checks.arguments import why_not_averaged
 from isthmus.sites.worker.checks.refusals import check_no_scaler
 from isthmus.sites.worker.checks.torch_calls import has_closure
@@ -56,7 +56,7 @@ class OptimizerHook(GradientHook):
         """Refuse parameters that have come since, and that ranks have computed with unlike.
 
         Raises:
-            NotSynchronisedError: and what to do.
+            NotAttachedError: and what to do.
         """
         new = [(name, each) for name, each in self.parameters() if id(each) not in self._known]
         if not new:
@@ -65,7 +65,7 @@ class OptimizerHook(GradientHook):
         if self._equalise(new):
             name, parameter = new[0]
             more = f" and {len(new) - 1} more" if len(new) > 1 else ""
-            raise NotSynchronisedError(
+            raise NotAttachedError(
                 f"the optimizer has got {name} {[*parameter.shape]}{more} after "
                 "site.average_gradients, with other values at other ranks: call "
                 "site.broadcast(model), or site.average_gradients again, before the first forward "

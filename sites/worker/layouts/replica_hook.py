@@ -31,7 +31,7 @@ class _ModelBuckets:
     """How one model's gradients cross: in DDP's buckets, or in those that all sites agreed on."""
 
     number: int
-    """The model's number among those that are synchronised."""
+    """The model's number among those that are attached."""
     model: DistributedDataParallel
     agreed: Cut | None = None
     """The cut that all sites have agreed on; None: the model has had no round."""

@@ -42,4 +42,4 @@ class RegimeLoop(OuterState, Protocol):
         """Return the rounds over sites that have landed since the last call."""
 
     def close(self) -> None:
-        """Finish between two steps, for something else is synchronised from now on."""
+        """Finish between two steps, for something else is attached from now on."""

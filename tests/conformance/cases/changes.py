@@ -140,7 +140,7 @@ def added_layer_averaged(world: World) -> Any:
     return _added_layer(world, broadcasts=True)
 
 
-@case(AVERAGE, Refused("NOT_SYNCHRONISED", r"1\.0 \[3, 3\] and 1 more"), quick=True)
+@case(AVERAGE, Refused("NOT_ATTACHED", r"1\.0 \[3, 3\] and 1 more"), quick=True)
 def added_layer_of_other_values(world: World) -> Any:
     """A layer and a group added, of which each rank has other values"""
     return _added_layer(world, broadcasts=False)
@@ -256,7 +256,7 @@ def attached_one_by_one(world: World) -> Any:
     BOTH,
     {
         "ddp": Refused("ScriptError", "was given before"),
-        "fsdp2": Refused("NOT_SYNCHRONISED", r"parameter 0 of group 0"),
+        "fsdp2": Refused("NOT_ATTACHED", r"parameter 0 of group 0"),
     },
 )
 def left_out_later(world: World) -> Any:

@@ -16,7 +16,7 @@ from tests.conformance.case import AVERAGE, BOTH, DDP, EQUAL, LONE, STEPS, Refus
 from tests.conformance.cases.loops import sgd
 from tests.conformance.world import HIDDEN, OUTPUTS, WIDTH, F, World, loss_of, net
 
-NOT_SYNCHRONISED = "NOT_SYNCHRONISED"
+NOT_ATTACHED = "NOT_ATTACHED"
 
 
 def train(world: World, model: Any, steps: int = STEPS, **options: Any) -> Any:
@@ -42,7 +42,7 @@ def frozen(world: World) -> Any:
     return train(world, model)
 
 
-@case((*BOTH, *LONE), Refused(NOT_SYNCHRONISED, r"0\.weight"), quick=DDP)
+@case((*BOTH, *LONE), Refused(NOT_ATTACHED, r"0\.weight"), quick=DDP)
 def thawed_later(world: World) -> Any:
     """A layer that is thawed after `attach`"""
     model = net()
@@ -115,7 +115,7 @@ def frozen_later_with_its_last_gradient(world: World) -> Any:
     return wrapped
 
 
-@case(DDP, Refused(NOT_SYNCHRONISED, r"0\.weight"))
+@case(DDP, Refused(NOT_ATTACHED, r"0\.weight"))
 def thawed_after_it_was_wrapped(world: World) -> Any:
     """A layer that is thawed between DistributedDataParallel and `attach`"""
     model = net()
@@ -131,7 +131,7 @@ def thawed_after_it_was_wrapped(world: World) -> Any:
     return wrapped
 
 
-@case(DDP, Refused(NOT_SYNCHRONISED, r"4\.weight"))
+@case(DDP, Refused(NOT_ATTACHED, r"4\.weight"))
 def swapped_head(world: World) -> Any:
     """A head of the same shape put in the place of the first one, and in the optimizer"""
     model = net()
@@ -219,7 +219,7 @@ class Growing(nn.Module):
         return self.head(self.body(inputs))
 
 
-@case((*BOTH, *LONE), Refused(NOT_SYNCHRONISED, r"head"))
+@case((*BOTH, *LONE), Refused(NOT_ATTACHED, r"head"))
 def added_layer(world: World) -> Any:
     """A layer and a parameter group added after `attach`"""
     model = Growing()
@@ -280,7 +280,7 @@ def lora(world: World) -> Any:
 
 @case(
     DDP,
-    Refused(NOT_SYNCHRONISED, r"down|up"),
+    Refused(NOT_ATTACHED, r"down|up"),
 )
 def lora_added_later(world: World) -> Any:
     """LoRA adapters added after `attach`, the rest frozen"""
@@ -299,7 +299,7 @@ def lora_added_later(world: World) -> Any:
     return wrapped
 
 
-@case(DDP, Refused(NOT_SYNCHRONISED, r"4\.(down|up)"))
+@case(DDP, Refused(NOT_ATTACHED, r"4\.(down|up)"))
 def adapters_in_an_optimizer_of_their_own(world: World) -> Any:
     """LoRA adapters added after `attach`, with an optimizer that it was not given"""
     model = net()
@@ -321,7 +321,7 @@ def adapters_in_an_optimizer_of_their_own(world: World) -> Any:
 
 @case(
     BOTH,
-    Refused(NOT_SYNCHRONISED, r"0\.weight"),
+    Refused(NOT_ATTACHED, r"0\.weight"),
 )
 def assigned_state(world: World) -> Any:
     """`load_state_dict(assign=True)` between steps, the optimizer pointed to what is new"""

@@ -199,7 +199,7 @@ def two_models_one_loss(world: World) -> Any:
 
 @case(
     DDP,
-    Refused("NOT_SYNCHRONISED", r"parameter 6 of group 0 \[3, 3\]"),
+    Refused("NOT_ATTACHED", r"parameter 6 of group 0 \[3, 3\]"),
 )
 def forgotten_model(world: World) -> Any:
     """A second wrapped model that `attach` is not given, in the same optimizer"""
@@ -213,7 +213,7 @@ def forgotten_model(world: World) -> Any:
     return [first, second]
 
 
-@case(DDP, Refused("NOT_SYNCHRONISED", r"parameter 0 of group 1 \[3\]"))
+@case(DDP, Refused("NOT_ATTACHED", r"parameter 0 of group 1 \[3\]"))
 def loss_with_parameters(world: World) -> Any:
     """A loss that has parameters, in the same optimizer, which nothing wraps"""
     model, scales = world.wrap(net()), nn.Parameter(torch.ones(OUTPUTS))

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Current:
-    """What is synchronised now. Another one takes its place when the script calls again."""
+    """What is attached now. Another one takes its place when the script calls again."""
 
     optimizers: Sequence[Optimizer] = ()
     """The first one's steps count."""
@@ -61,7 +61,7 @@ class _Current:
     """Whether the coordinator knows of it."""
 
 
-class Synchronisation:
+class Attachment:
     """One rank's part in training together. For the training thread."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Synchronisation:
         steps: StepLog,
         records: Records,
     ) -> None:
-        """Synchronise nothing yet; watch all optimizers of this process."""
+        """Attach nothing yet; watch all optimizers of this process."""
         self._context = context
         self._averaging = averaging
         self._members = members
@@ -84,7 +84,7 @@ class Synchronisation:
         self._former: WeakSet[Optimizer] = WeakSet()
         """Optimizers that earlier calls were given."""
         self.before_change: Callable[[], None] = lambda: None
-        """Called before what is synchronised is replaced."""
+        """Called before what is attached is replaced."""
         self._average_buffers: Callable[[], None] = lambda: None
         self._has_stepped = False
         self._watched = register_optimizer_step_post_hook(self._after_any_step)
@@ -93,12 +93,12 @@ class Synchronisation:
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
-        """Those that are synchronised."""
+        """Those that are attached."""
         return self._now.optimizers
 
     @property
     def hook(self) -> GradientHook | None:
-        """What hands the model's gradients over; None: no model is synchronised."""
+        """What hands the model's gradients over; None: no model is attached."""
         return self._now.hook
 
     @property
@@ -152,7 +152,7 @@ class Synchronisation:
         loss: str,
         beside_shards: bool,
     ) -> None:
-        """Synchronise models, which nothing wraps but torch: `Site.attach`."""
+        """Attach models, which nothing wraps but torch: `Site.attach`."""
         check_training(models, optimizers)
         if loss not in ("mean", "sum"):
             raise ValueError(f"site.attach: loss: want mean or sum, got {loss!r}")
@@ -189,7 +189,7 @@ class Synchronisation:
         self._steps.count(optimizer, lambda: hashes_of(hook.parameters()), hook.take_rounds)
 
     def all_reduce(self, tensors: Sequence[torch.Tensor], tokens: float, *, exact: bool) -> None:
-        """Average tensors, which may be gradients of what is synchronised: `Site.all_reduce`."""
+        """Average tensors, which may be gradients of what is attached: `Site.all_reduce`."""
         check_tensors("site.all_reduce", tensors)
         if not (math.isfinite(tokens) and tokens >= 0):
             raise ValueError(f"site.all_reduce: tokens: want a number of 0 or more, got {tokens}")
@@ -205,7 +205,7 @@ class Synchronisation:
             raise TypeError(
                 f"site.all_reduce: a tensor is this rank's shard of {shard}, of which other ranks "
                 "hold other elements: average what full_tensor() returns; gradients of a model "
-                "that is synchronised are averaged by its backward pass"
+                "that is attached are averaged by its backward pass"
             )
         if now.step_watch is not None:
             now.step_watch.note_average(exact=exact)
@@ -271,7 +271,7 @@ class Synchronisation:
         self._average_buffers = average
 
     def end_step(self, _: int) -> None:
-        """Average buffers, if they are due after this step; report what is synchronised, once."""
+        """Average buffers, if they are due after this step; report what is attached, once."""
         self._average_buffers()
         if not self._now.is_reported:
             self._now.is_reported = True
@@ -299,7 +299,7 @@ class Synchronisation:
     # ---------------------------------------------------------------- layouts
 
     def _begin(self, optimizers: Sequence[Optimizer]) -> None:
-        """End what was synchronised until now, between two steps, and begin anew."""
+        """End what was attached until now, between two steps, and begin anew."""
         self.before_change()
         for each in self._now.undo:
             each()
@@ -383,7 +383,7 @@ class Synchronisation:
         self._attach_agreed(hook, models)
 
     def _attach_agreed(self, hook: AgreedHook, models: Sequence[nn.Module]) -> None:
-        """Synchronise in buckets that all sites agree on, whatever their layouts."""
+        """Exchange in buckets that all sites agree on, whatever their layouts."""
         context, averaging, now = self._context, self._averaging, self._now
         now.hook = hook
         buckets = None if self._regime.is_sync else self._outer_buckets(hook)
