@@ -44,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"--lanes {bad[0]}: does not divide {num_ranks} ranks")
         return 2
     began_s = time.monotonic()
+    print(_machine(), flush=True)
     num_bytes = options.mib << 20
     codecs = [*options.codec.split(","), GLOO]
     rows = {key: Figures() for key in itertools.product(lanes, codecs)}
@@ -63,7 +64,6 @@ def run(options: argparse.Namespace) -> int:
                 num_lanes=count,
             )
             _measure(figures, setting, options)
-    print(_machine())
     print(
         f"two sites on loopback, {num_ranks} stand-ins for ranks each; {options.mib} MiB of float32"
         f" a round and site; medians of {options.turns} x {options.rounds} rounds, by turns"
@@ -121,13 +121,13 @@ def _range(times_s: Sequence[float]) -> str:
 
 
 def _machine() -> str:
-    """Return when and where this ran, in one line."""
+    """Return when and where this runs, and the load before, in one line."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     return (
         f"{time.strftime('%Y-%m-%d %H:%M')}, {usable_cores()} of {os.cpu_count()} cores of "
-        f"{models[0] if models else platform.machine()}, load {os.getloadavg()[0]:.1f}, "
+        f"{models[0] if models else platform.machine()}, load {os.getloadavg()[0]:.1f} before, "
         f"Linux {platform.release()}, Python {platform.python_version()}, "
         f"torch {metadata.version('torch')}, {congestion}"
     )
