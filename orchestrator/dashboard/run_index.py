@@ -121,10 +121,8 @@ class RunIndex:
         self._members: tuple[object, bool] = (None, True)
         """What decides who is counted: the epoch, and whether the run has not become active."""
         self._last_s = 0.0
-        self._all = StepSeries(MAX_FINE_POINTS, names=STEP_FIGURES)
-        self._newest = StepSeries(names=STEP_FIGURES, newest_only=True)
+        self._steps = StepSeries(MAX_FINE_POINTS, names=STEP_FIGURES)
         self._losses = StepSeries(MAX_FINE_POINTS)
-        self._newest_losses = StepSeries(newest_only=True)
         self._links_now: dict[tuple[str, str], dict[str, _LinkNow]] = {}
         self._marks: deque[StepMark] = deque(maxlen=MAX_MARKS)
         self._num_lines, self._num_odd = 0, 0
@@ -187,8 +185,7 @@ class RunIndex:
         self._last_s = wall_s
         self._measured.add(site, kind, step, values, labels)
         if kind == metrics.STEP:
-            self._all.add(step, wall_s, values)
-            self._newest.add(step, wall_s, values)
+            self._steps.add(step, wall_s, values)
         elif kind == metrics.EVALUATION and metrics.HELD_OUT_LOSS in values:
             self._add_to_losses(step, {metrics.HELD_OUT_LOSS: values[metrics.HELD_OUT_LOSS]})
         elif kind == metrics.LINK and metrics.SENT_BYTES in values:
@@ -202,18 +199,18 @@ class RunIndex:
 
     def _add_to_losses(self, step: int, values: Mapping[str, float]) -> None:
         self._losses.add(step, self._last_s, values)
-        self._newest_losses.add(step, self._last_s, values)
 
     def steps(self, window: Window) -> dict[str, Any]:
         """Return figures over steps and losses, in a window."""
         with self._lock:
-            if window.is_newest:
-                steps, losses = self._newest, self._newest_losses
-            else:
-                steps, losses = self._all, self._losses
             return {
-                "steps": steps.to_json(STEP_FIGURES, window.first, window.last),
-                "losses": losses.to_json(LOSSES, window.first, window.last),
+                name: series.to_json(
+                    figures, window.first, window.last, newest_only=window.is_newest
+                )
+                for name, series, figures in (
+                    ("steps", self._steps, STEP_FIGURES),
+                    ("losses", self._losses, LOSSES),
+                )
             }
 
     def marks(self) -> list[StepMark]:

@@ -31,10 +31,10 @@ def test_points_are_few_and_their_figures_those_of_all_steps(num_steps: int) -> 
 
 
 def test_the_newest_steps_stay_apart() -> None:
-    series = StepSeries(10, newest_only=True)
+    series = StepSeries(100, num_newest=10)
     for step in range(1, 1001):
         series.add(step, 0.0, {"loss": float(step)})
-    found = series.to_json(("loss",))
+    found = series.to_json(("loss",), newest_only=True)
     assert found["step"] == list(range(991, 1001))
     assert found["loss"]["mean"] == [float(step) for step in range(991, 1001)]
 

@@ -26,7 +26,7 @@ BATCH = 2048
 
 @dataclass(slots=True)
 class _Points:
-    """Consecutive points, by their places: a point's place is its steps over their number."""
+    """Points by their places: a point's place is its steps over how many a point has."""
 
     place: Array
     first: Array
@@ -37,7 +37,7 @@ class _Points:
     """Of each name a row each: how many values, their sum, the least and the most."""
 
     @classmethod
-    def of(cls, steps: Array, wall_s: Array, width: int, values: Mapping[str, Array]) -> _Points:
+    def of(cls, steps: Array, wall_s: Array, values: Mapping[str, Array]) -> _Points:
         """Return a point for each record; a value that is not finite counts as none."""
         figures = {}
         for name, each in values.items():
@@ -50,7 +50,7 @@ class _Points:
                     np.where(known, each, -math.inf),
                 ]
             )
-        return cls(steps // width, steps, steps, wall_s, np.ones_like(steps), figures)
+        return cls(steps, steps, steps, wall_s, np.ones_like(steps), figures)
 
     def __len__(self) -> int:
         return len(self.place)
@@ -115,35 +115,42 @@ class _Points:
             figures,
         )
 
-    def halved(self) -> _Points:
-        """Return points of twice as many steps."""
+    def with_batch(self, batch: _Points) -> _Points:
+        """Return these, and with them what has come since."""
+        added = batch.merged()
+        kept = int(np.searchsorted(self.place, added.place[0]))
+        tail = self.part(slice(kept, None)).then(added).merged()
+        return self.part(slice(kept)).then(tail)
+
+    def widened(self, factor: int) -> _Points:
+        """Return points of so many times as many steps."""
         wider = self.part(slice(None))
-        wider.place = self.place // 2
+        wider.place = self.place // factor
         return wider.merged()
 
 
 class StepSeries:
-    """Figures over all steps of a run, or over its newest ones."""
+    """Figures over all steps of a run, and beside them its newest steps one by one."""
 
     def __init__(
         self,
         max_points: int = MAX_POINTS,
         *,
         names: Sequence[str] | None = None,
-        newest_only: bool = False,
+        num_newest: int = MAX_POINTS,
     ) -> None:
         """Begin without points.
 
         Args:
-            max_points: The most that there are.
+            max_points: The most that there are over all steps.
             names: The figures that are kept of each record; None: all.
-            newest_only: Drop the oldest point instead of widening all.
+            num_newest: The newest steps that are kept.
         """
-        self._max_points, self._newest_only = max_points, newest_only
+        self._max_points, self._num_newest = max_points, num_newest
         self._names = names
         self._width = 1
         nothing = np.empty(0, dtype=np.int64)
-        self._points = _Points.of(nothing, np.empty(0), 1, {})
+        self._points = self._newest = _Points.of(nothing, np.empty(0), {})
         self._steps: list[int] = []
         self._walls_s: list[float] = []
         self._values: list[Mapping[str, float]] = []
@@ -174,24 +181,20 @@ class StepSeries:
             name: np.array([values.get(name, math.nan) for values in all_values], dtype=float)
             for name in names
         }
-        added = _Points.of(
-            np.array(steps, dtype=np.int64), np.array(walls_s), self._width, columns
-        ).merged()
-        kept = int(np.searchsorted(self._points.place, added.place[0]))
-        tail = self._points.part(slice(kept, None)).then(added).merged()
-        self._points = self._points.part(slice(kept)).then(tail)
-        if self._newest_only:
-            self._points = self._points.part(slice(-self._max_points, None))
+        batch = _Points.of(np.array(steps, dtype=np.int64), np.array(walls_s), columns)
+        self._newest = self._newest.with_batch(batch).part(slice(-self._num_newest, None))
+        self._points = self._points.with_batch(batch.widened(self._width))
         while len(self._points) > self._max_points:
             self._width *= 2
-            self._points = self._points.halved()
+            self._points = self._points.widened(2)
 
     def to_json(
         self,
         names: Sequence[str],
         first: int | None = None,
         last: int | None = None,
-        max_points: int = MAX_POINTS,
+        *,
+        newest_only: bool = False,
     ) -> dict[str, Any]:
         """Return columns: `step` and `wall_s` of each point's end, and of each name its figures.
 
@@ -201,14 +204,15 @@ class StepSeries:
             names: The figures that are wanted.
             first: The first step that is wanted; None: from the beginning.
             last: The last; None: to the end.
-            max_points: The most that are returned: of more, each two are one.
+            newest_only: Only the newest steps are wanted, one by one.
         """
         self._add_batch()
-        begin = 0 if first is None else int(np.searchsorted(self._points.last, first))
-        end = None if last is None else int(np.searchsorted(self._points.first, last, "right"))
-        points, width = self._points.part(slice(begin, end)), self._width
-        while len(points) > max_points:
-            points, width = points.halved(), width * 2
+        points, width = (self._newest, 1) if newest_only else (self._points, self._width)
+        begin = 0 if first is None else int(np.searchsorted(points.last, first))
+        end = None if last is None else int(np.searchsorted(points.first, last, "right"))
+        points = points.part(slice(begin, end))
+        while len(points) > MAX_POINTS:
+            points, width = points.widened(2), width * 2
         figures: dict[str, Any] = {
             "width": width,
             "step": points.last.tolist(),
