@@ -59,6 +59,7 @@ class _Page:
     parts: Parts
     tag: str
     has_ended: bool
+    """It stays as it is."""
 
 
 def make_application(
@@ -143,7 +144,9 @@ class _Answers:
             window,
             None if self._actions is None else pages.actions(view, self._attempt(watched)),
         )
-        return _Page(pages.run_title(view), parts, _tag(parts), view["state"] in ENDED)
+        is_read = view.get("metrics", {"is_complete": True})["is_complete"]
+        has_ended = view["state"] in ENDED and is_read
+        return _Page(pages.run_title(view), parts, _tag(parts), has_ended)
 
     def _answer(
         self, watched: WatchedRun, key: tuple[object, ...], make: Callable[[], Answer]

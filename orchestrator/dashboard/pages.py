@@ -50,7 +50,8 @@ Parts = dict[str, Markup]
 """A page's parts, by their names."""
 
 MAX_MAP_SITES = 40
-"""More names than that cover each other."""
+MAX_CIRCLE_SITES = 12
+"""On a circle, where sites have no location, the names of more cover each other."""
 MAX_ROWS = 40
 """Rows of sites and of links; the API has all."""
 MAX_EVENTS = 40
@@ -336,7 +337,9 @@ def _places(view: Mapping[str, Any]) -> Markup:
     has_ended = view["state"] in ENDED
     out = {site["site"]: site["state"].lower() for site in sites if site["state"] in OUT}
     first = sorted(sites, key=_order)
-    drawn = first[:MAX_MAP_SITES] if len(sites) > MAX_MAP_SITES else sites
+    are_located = all(site["lat"] is not None for site in sites)
+    most = MAX_MAP_SITES if are_located else MAX_CIRCLE_SITES
+    drawn = first[:most] if len(sites) > most else sites
     names = {site["site"] for site in drawn}
     between = [link for link in links if link["source"] in names and link["target"] in names]
     lead = (

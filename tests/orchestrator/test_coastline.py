@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
@@ -11,6 +12,20 @@ from isthmus.orchestrator.evidence.report.run_facts import SiteFacts
 from isthmus.orchestrator.evidence.report.sitemap import site_map
 
 HEIGHT = 600
+_SITE = SiteFacts(
+    site="",
+    lat=None,
+    lon=None,
+    num_ranks=1,
+    accelerator="cpu",
+    num_steps=0,
+    tokens_per_s=None,
+    step_s=None,
+    parts_s={},
+    hidden_inter_s=None,
+    encode_s=None,
+    decode_s=None,
+)
 WORLD = View(-180, 180, -85, 85)
 ON_LAND = {
     "Denver": (-105.0, 39.7),
@@ -68,21 +83,20 @@ def test_of_what_is_not_drawn_there_is_nothing() -> None:
 
 def test_a_map_has_land_and_a_circle_has_none() -> None:
     def site(name: str, lat: float | None, lon: float | None) -> SiteFacts:
-        return SiteFacts(
-            site=name,
-            lat=lat,
-            lon=lon,
-            num_ranks=1,
-            accelerator="cpu",
-            num_steps=0,
-            tokens_per_s=None,
-            step_s=None,
-            parts_s={},
-            hidden_inter_s=None,
-            encode_s=None,
-            decode_s=None,
-        )
+        return dataclasses.replace(_SITE, site=name, lat=lat, lon=lon)
 
     located = [site("here", 50.1, 8.7), site("there", 45.0, 7.0)]
     assert 'class="land"' in site_map(located, [])
     assert 'class="land"' not in site_map([*located, site("somewhere", None, None)], [])
+
+
+def test_of_many_sites_only_those_are_named_that_are_out() -> None:
+    many = [
+        dataclasses.replace(_SITE, site=f"site-{at}", lat=40.0 + at % 7, lon=float(at))
+        for at in range(30)
+    ]
+    drawn = site_map(many, [], {"site-3": "lost"})
+    assert ">site-3</text>" in drawn
+    assert ">site-4</text>" not in drawn
+    assert "<title>site-4: 1 on cpu</title>" in drawn
+    assert ">site-4</text>" in site_map(many[:20], [])

@@ -133,6 +133,10 @@ _KEY = {
 }
 _APART_PX = 3.0
 """Half of the way between the two directions of a link."""
+_MAX_USES = 8
+"""Of more sites the links' use is told by their colour and their title alone."""
+_MAX_NAMED = 20
+"""Of more sites only those are named that take no part: names would cover each other."""
 _MAX_NAME = 22
 """Characters of a site's name and of what it has."""
 
@@ -150,8 +154,16 @@ def site_map(
         _land(layout),
         *_graticule(layout),
         *(_link(link, layout.places) for link in links if _is_drawn(link, layout)),
-        *(_use(link, by_pair, layout.places) for link in links if _is_drawn(link, layout)),
-        *(_site(site, layout, (out or {}).get(site.site, "")) for site in sites),
+        *(
+            _use(link, by_pair, layout.places)
+            for link in links
+            if _is_drawn(link, layout) and len(sites) <= _MAX_USES
+        ),
+        *(
+            _site(site, layout, why, is_named=bool(why) or len(sites) <= _MAX_NAMED)
+            for site in sites
+            for why in [(out or {}).get(site.site, "")]
+        ),
     ]
     kind = "by location" if layout.is_map else "on a circle, for not every site has a location"
     drawing = element(
@@ -238,7 +250,7 @@ def _use(
     return words_at(x, y, formats.share(link.use), "mid use", dy=4)
 
 
-def _site(site: SiteFacts, layout: Layout, out: str) -> Markup:
+def _site(site: SiteFacts, layout: Layout, out: str, *, is_named: bool) -> Markup:
     x, y = layout.places[site.site]
     # Links lead to the others: the name stands on the other side.
     others = [place[1] for name, place in layout.places.items() if name != site.site]
@@ -246,7 +258,9 @@ def _site(site: SiteFacts, layout: Layout, out: str) -> Markup:
     ranks = out or ("" if site.num_ranks is None else f"{site.num_ranks} on {site.accelerator}")
     side = "end" if x > 0.85 else "start" if x < 0.15 else "mid"
 
-    def text(words: str, dy: int, class_: str) -> Markup:
+    def text(words: str, dy: int, class_: str) -> Markup | None:
+        if not is_named:
+            return None
         words = shortened(words, _MAX_NAME)
         return words_at(percent(x), percent(y), words, f"{side} {class_}", dy=dy)
 
