@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 DEAR_S = 0.05
-"""An answer that took less is made when it is asked for."""
+"""An answer that takes less computing is made when it is asked for."""
 OLD_S = 3.0
 """One that took more may be so old; pages ask each second."""
 MAX_KEPT = 64
@@ -31,8 +31,18 @@ class _Made:
 class PreparedAnswers:
     """Keeps the last answers. Any thread may ask; `close` waits for what is being made."""
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._now_s = now_s
+    def __init__(
+        self,
+        now_s: Callable[[], float] = time.monotonic,
+        spent_s: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """Begin without answers.
+
+        Args:
+            now_s: The clock.
+            spent_s: Time that this thread has computed: a busy machine makes no answer dear.
+        """
+        self._now_s, self._spent_s = now_s, spent_s
         self._lock = threading.Lock()
         self._kept: OrderedDict[object, _Made] = OrderedDict()
         self._in_making: set[object] = set()
@@ -73,11 +83,11 @@ class PreparedAnswers:
                 self._in_making.discard(key)
 
     def _make(self, key: object, version: object, make: Callable[[], Answer]) -> Answer:
-        began_s = self._now_s()
+        began_s = self._spent_s()
         answer = make()
-        now_s = self._now_s()
+        cost_s = self._spent_s() - began_s
         with self._lock:
-            self._kept[key] = _Made(answer, version, now_s, now_s - began_s)
+            self._kept[key] = _Made(answer, version, self._now_s(), cost_s)
             self._kept.move_to_end(key)
             while len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)

@@ -29,7 +29,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def prepared(clock: Clock) -> Iterator[PreparedAnswers]:
-    with closing(PreparedAnswers(clock)) as made:
+    with closing(PreparedAnswers(clock, clock)) as made:
         yield made
 
 
