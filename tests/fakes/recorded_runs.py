@@ -69,6 +69,7 @@ def record_run(
     _journal(folder, name, sites, links, state, reason, job_overrides)
     pairs = [(link.source, link.target) for link in links]
     records = [
+        *(_machine(site) for site in sites),
         *_steps(sites, steps, random.Random(seed)),
         *_links(pairs, steps),
         *(each for step in _kept(steps, every) for each in _timeline(sites, step, buckets)),
@@ -167,6 +168,22 @@ def _journal(
         "run.ended", ACTIVE_S + 20.0, state=state, reason_code=code, reason=reason, failure=failure
     )
     journal.close()
+
+
+def _machine(site: str) -> Record:
+    """Return what a site's first rank says of its machine, whose names are long."""
+    labels = {
+        "host": f"{site[:20]}-node-0.cluster.example.org",
+        "device": "NVIDIA H100 80GB HBM3",
+        "cpu": "AMD EPYC 9654 96-Core Processor",
+        "cores": "192",
+        "python": "3.12.8",
+        "torch": "2.9.1+cu128",
+        "build": "0.1.0",
+        "commit": "0123456789abcdef0123456789abcdef01234567",
+        "changed": "1",
+    }
+    return metric(site, "machine", 0, ACTIVE_S, {}, **labels)
 
 
 def _steps(sites: tuple[str, ...], steps: int, chance: random.Random) -> Iterator[Record]:

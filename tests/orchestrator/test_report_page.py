@@ -160,6 +160,49 @@ def test_figures_follow_from_the_records(tmp_path: Path) -> None:
     assert json.loads(json.dumps(dataclasses.asdict(facts)))["plan"]["codec"] == "bf16-split"
 
 
+def test_what_a_run_ran_on_is_told(tmp_path: Path) -> None:
+    facts = facts_of(record_run(tmp_path, job_overrides=("trainer.seed=3",)))
+    for text in (page_of(facts), markdown([facts], []).replace("\\", "")):
+        assert "NVIDIA H100 80GB HBM3" in text
+        assert "2.9.1+cu128" in text
+        assert "0123456789 + changes" in text
+        assert "trainer.seed=3" in text
+        assert "different commits" not in text
+    other = dataclasses.replace(facts.machines[0], commit="f" * 40)
+    facts = dataclasses.replace(facts, machines=(other, *facts.machines[1:]))
+    assert "Sites ran different commits of the script." in page_of(facts)
+
+
+def test_stalls_losses_and_what_sites_did_are_drawn(tmp_path: Path) -> None:
+    folder = record_run(tmp_path, steps=40)
+    for step in range(41, 60):  # twelve seconds after the step before
+        values = {"step_s": 0.4, "compute_s": 0.4, "site_tokens": 100.0}
+        at_s = ACTIVE_S + 12.0 + step * 0.4
+        append_line(folder, json.dumps(metric("oregon", "step", step, at_s, values)) + "\n")
+    lost = detail_of(
+        Epoch(1, ("oregon", "virginia"), GATHER, 2), "montreal is lost", lost=("montreal",)
+    )
+    with Journal(folder.path) as journal:
+        for kind, site, detail in (
+            ("epoch.begun", "", lost),
+            ("site.lost", "montreal", {"note": "the run goes on without site montreal"}),
+        ):
+            journal.append(
+                kind, wall_s=ACTIVE_S + 18, generation=1, run_id="r1", site=site, detail=detail
+            )
+    facts = facts_of(folder)
+    [stall] = facts.stalls
+    assert (stall.step, stall.cause) == (41, "montreal was lost")
+    assert [phase.what for phase in facts.lanes[2].phases] == ["training", "out"]
+    text = page_of(facts)
+    checked(text)
+    assert text.count('class="stall"') == 1
+    assert "no step for 12s: montreal was lost" in text
+    assert "montreal: out for" in text
+    assert "the run goes on without site montreal" in text
+    assert "A site was lost; training stood still once" in text
+
+
 def test_whom_the_others_waited_for_is_told(tmp_path: Path) -> None:
     folder = record_run(tmp_path, steps=40)
     facts = facts_of(folder)

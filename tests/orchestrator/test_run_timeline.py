@@ -73,6 +73,7 @@ def test_what_sites_do() -> None:
         )
 
     lost = detail_of(Epoch(1, ("a",), GATHER, 2), "b is lost", lost=("b",))
+    follows = detail_of(Epoch(2, ("a", "b"), GATHER, 9, follows=("b",)), "b follows")
     events = [
         event(0.0, "run.submitted", name="n", folder="f", sites=["a", "b"], links=[]),
         *(event(1.0, "site.joined", site, host="h") for site in "ab"),
@@ -81,6 +82,7 @@ def test_what_sites_do() -> None:
         event(30.0, "epoch.begun", "", **lost),
         event(30.0, "site.lost", "b", message="b is lost"),
         event(50.0, "site.returning", "b"),
+        event(60.0, "epoch.begun", "", **follows),
         event(70.0, "site.ended", "a", succeeded=True),
         event(70.0, "run.ended", state="SUCCEEDED", reason_code="", reason=""),
     ]
@@ -89,5 +91,6 @@ def test_what_sites_do() -> None:
     assert b.phases == (
         Phase(0.0, 20.0, "training"),
         Phase(20.0, 40.0, "out"),
-        Phase(40.0, 60.0, "catching up"),
+        Phase(40.0, 50.0, "starting"),
+        Phase(50.0, 60.0, "catching up"),
     )

@@ -166,7 +166,11 @@ def lanes(
             if site not in begun or site not in view.sites:
                 continue
             since_s, before = begun[site]
-            now = _doing(view.sites[site].state, before, is_counted=site in counted)
+            follows = site in view.epochs.epoch.follows
+            state = view.sites[site].state
+            now = _doing(state, before, is_counted=site in counted, follows=follows)
+            if event.kind == "run.active" and site in counted and state not in _OUT:
+                now = TRAINING
             if now != before:
                 if at_s > since_s:
                     found[site].append(Phase(since_s, at_s, before))
@@ -177,14 +181,14 @@ def lanes(
     return tuple(SiteLane(site, tuple(phases)) for site, phases in found.items())
 
 
-def _doing(state: SiteState, before: str, *, is_counted: bool) -> str:
+def _doing(state: SiteState, before: str, *, is_counted: bool, follows: bool) -> str:
     if state is SiteState.ENDED:
         return before
     if state in _OUT:
         return OUT
     if state is SiteState.RUNNING:
         return TRAINING if is_counted else CATCHING_UP
-    return CATCHING_UP if state is SiteState.RETURNING else STARTING
+    return CATCHING_UP if state is SiteState.RETURNING and follows else STARTING
 
 
 def at_step(ends: Sequence[StepEnd], step: int) -> float | None:

@@ -168,6 +168,8 @@ _LABEL_PX = 16
 _UNITS = 10_000
 """Units of the paths' own coordinates, in both directions."""
 MAX_POINTS = 1000
+_MARKS_APART, _NAMED_MARKS = 0.03, 3
+"""Share of the chart's width between two labels of marks; marks that one label names."""
 _THINNEST_SHADE = 0.003
 """Share of the chart's width that can still be seen."""
 _MAX_LABEL = 22
@@ -236,7 +238,7 @@ def line_chart(spec: LineChart) -> Markup:
         _HEIGHT_PX,
         *(_shade(shade, spec.x) for shade in spec.shades),
         *_axes(spec),
-        *(_mark(index, mark, spec.x) for index, mark in enumerate(spec.marks)),
+        *_marks(spec.marks, spec.x),
         *(_line(series, spec) for series in spec.series),
         *_end_labels(spec),
         class_="lines",
@@ -278,15 +280,24 @@ def _shade(shade: Shade, scale: Scale) -> Markup:
     return _rect(begin, width, 8, height_px, "stall", shade.words)
 
 
-def _mark(index: int, mark: Mark, scale: Scale) -> Markup:
-    x = percent(scale(mark.x))
-    side, dx = ("end", -4) if scale(mark.x) > 0.7 else ("", 4)
-    return element(
-        "g",
-        element("title", mark.words),
-        line(x, 8, x, _HEIGHT_PX - _LINES_AXIS_PX, "mark"),
-        words_at(x, 18, mark.name or f"{index + 1}", f"mark-name {side}", dx=dx),
-    )
+def _marks(marks: Sequence[Mark], scale: Scale) -> list[Markup]:
+    """Return a line for each mark; those that are close together share a label, as `1, 2`."""
+    named = [(scale(mark.x), mark.name or f"{at}", mark) for at, mark in enumerate(marks, 1)]
+    named.sort(key=lambda each: each[0])
+    drawn, labels = [], list[tuple[float, list[str]]]()
+    for place, name, mark in named:
+        x = percent(place)
+        drawn_line = line(x, 8, x, _HEIGHT_PX - _LINES_AXIS_PX, "mark")
+        drawn.append(element("g", element("title", mark.words), drawn_line))
+        if labels and place - labels[-1][0] < _MARKS_APART:
+            labels[-1][1].append(name)
+        else:
+            labels.append((place, [name]))
+    for place, names in labels:
+        side, dx = ("end", -4) if place > 0.7 else ("", 4)
+        text = ", ".join(names[:_NAMED_MARKS]) + (", …" if len(names) > _NAMED_MARKS else "")
+        drawn.append(words_at(percent(place), 18, text, f"mark-name {side}", dx=dx))
+    return drawn
 
 
 def _line(series: Series, spec: LineChart) -> Markup:

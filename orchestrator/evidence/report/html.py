@@ -194,6 +194,12 @@ def facts(entries: Iterable[tuple[str, str]]) -> Markup:
     )
 
 
+def with_code(words: str) -> Markup:
+    """Return a text whose parts between backticks are code."""
+    parts = words.split("`")
+    return join(*(element("code", part) if at % 2 else part for at, part in enumerate(parts)))
+
+
 def missing(words: str) -> Markup:
     """Return a paragraph that tells what is missing, and why."""
     return element("p", words, class_="missing")

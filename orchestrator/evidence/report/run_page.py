@@ -32,6 +32,7 @@ from isthmus.orchestrator.evidence.report.html import (
     section,
     table,
     tiles,
+    with_code,
 )
 from isthmus.orchestrator.evidence.report.html import facts as fact_list
 from isthmus.orchestrator.evidence.report.run_charts import (
@@ -146,7 +147,7 @@ def _verdict(facts: RunFacts) -> Markup:
         "div",
         element("p", found.headline, class_="headline"),
         *(element("p", words) for words in found.details),
-        element("p", element("strong", "What would help: "), found.advice)
+        element("p", element("strong", "What would help: "), with_code(found.advice))
         if found.advice
         else None,
         class_=f"verdict {found.grade}",
@@ -221,10 +222,8 @@ def _happened(facts: RunFacts) -> Markup | None:
     more = facts.num_happened - len(facts.happened)
     return section(
         "What happened",
-        element("div", table(wording.event_columns(facts)), class_="events"),
-        missing(f"And {more} earlier: `isthmus events {facts.run_id}` lists all.")
-        if more
-        else None,
+        element("div", table(wording.event_columns(facts)), class_="happened"),
+        missing(f"And {more} earlier: isthmus events {facts.run_id} lists all.") if more else None,
         lead="Numbers are those of the dotted lines on the charts.",
     )
 

@@ -191,6 +191,7 @@ def _land(layout: Layout) -> Markup | None:
         element("path", d=path, class_="land"),
         viewBox=f"0 0 {WIDTH} {height}",
         preserveAspectRatio="none",
+        aria_hidden="true",
         width="100%",
         height="100%",
     )

@@ -35,8 +35,8 @@ WORTH_IT = 0.05
 """Least share of a step that a remedy has to save."""
 LEAST_DELIVERED = 0.7
 """Share of the described bandwidth below which a link is slow."""
-MAX_ERROR = 0.15
-"""Relative error of a gradient beyond which a codec is not proposed."""
+MAX_ERROR = 0.05
+"""Relative error of a gradient beyond which no codec is proposed: who wants one has measured it."""
 _NEAR = 1.03
 """Ratio to the fastest codec's step up to which a more exact one is proposed instead."""
 _SLOW_STEPS = 0.2

@@ -285,15 +285,15 @@ def event_columns(facts: RunFacts) -> list[Column]:
     rows = [
         [
             "" if each.mark is None else str(each.mark),
-            formats.clock(each.wall_s),
             show(each.at_s if each.at_s is None or each.at_s >= 0 else None, formats.duration),
-            str(each.step),
             formats.words(each.where),
             formats.words(each.what),
+            str(each.step),
+            formats.clock(each.wall_s),
         ]
         for each in facts.happened
     ]
-    headings = ["mark", "time", "after", "step", "where", "what"]
+    headings = ["mark", "after", "where", "what", "step", "time"]
     return columns_of(headings, rows, num_text=6)
 
 
