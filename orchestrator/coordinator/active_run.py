@@ -291,7 +291,7 @@ class ActiveRun:
         records = []
         for metric in batch.metrics:
             values, labels = dict(metric.values), _short(dict(metric.labels))
-            self._metrics.add(site, metric.kind, metric.step, values, labels)
+            is_new = self._metrics.add(site, metric.kind, metric.step, values, labels)
             reported = link_reported(site, metric)
             if reported is not None:
                 self.replan(reported)
@@ -335,6 +335,8 @@ class ActiveRun:
             gradient_hash = values.get(metrics.GRADIENT_HASH, 0.0)
             if self._compares_data and gradient_hash and math.isfinite(gradient_hash):
                 self.handle(run_events.GradientReported(site, metric.step, int(gradient_hash)))
+            if not is_new:
+                continue
             records.append(
                 {
                     "run": self.run_id,

@@ -137,9 +137,16 @@ class RunMetrics:
         step: int,
         values: Mapping[str, float],
         labels: Mapping[str, str],
-    ) -> None:
-        """Take one metric; of a kind that nobody here knows nothing is made."""
+    ) -> bool:
+        """Take one metric; of a kind that nobody here knows nothing is made.
+
+        Return whether it is new. An agent sends steps again that a coordinator has taken, and was
+        killed before it said so.
+        """
         if kind == metrics.STEP:
+            of_site = self.sites[site]
+            if of_site.num_steps and step <= of_site.step:
+                return False
             self._add_step(site, step, values)
         elif kind == metrics.EVALUATION and step >= self._evaluated_step:
             self._evaluated_step = step
@@ -153,6 +160,7 @@ class RunMetrics:
             pair = (site, labels.get("target", ""))
             self._by_gateway.setdefault(pair, {})[labels.get("gateway", "")] = values
             self._links.pop(pair, None)
+        return True
 
     def count(self, members: frozenset[str]) -> None:
         """Take which sites count from now on; empty: as before.

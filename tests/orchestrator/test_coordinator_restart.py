@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from isthmus.orchestrator.coordinator.control import Control, UnreadableRunError
 from isthmus.orchestrator.coordinator.journal import Journal, JournalReader
 from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.run_folder.home import SPEC
-from isthmus.orchestrator.run_folder.run_files import METRICS
+from isthmus.orchestrator.run_folder.run_files import METRICS, read_metrics
 from isthmus.protos.control.v1 import control_pb2 as pb
 from isthmus.topology.documents.load import load_topology
 from isthmus.topology.spec.epoch import Epoch
@@ -77,7 +79,7 @@ def test_an_active_run_goes_on_and_succeeds(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_is_counted_after_each_of_two_crashes(tmp_path: Path) -> None:
-    """Each has cut the line that was being written."""
+    """Each has cut the line that was being written, and agents send again what it had taken."""
 
     def have_all(tokens: int, run: pb.Run) -> bool:
         return run.totals.get("tokens", 0) == tokens
@@ -85,19 +87,26 @@ def test_what_was_measured_is_counted_after_each_of_two_crashes(tmp_path: Path) 
     async def scenario() -> None:
         agents: list[FakeAgent] = []
         for step in (1, 2, 3):
-            metric = pb.Metric(kind="step", step=step, values={"site_tokens": 5.0})
+            sent = [
+                pb.Metric(kind="step", step=number, values={"site_tokens": 5.0})
+                for number in range(max(1, step - 1), step + 1)
+            ]
             async with coordinating(tmp_path) as bench:
                 if agents:
                     agents = [await come_back(bench, agent) for agent in agents]
                 else:
                     agents = list(await active(bench, "a", "b"))
                 for agent in agents:
-                    await agent.say(metrics=pb.MetricBatch(metrics=[metric]))
+                    await agent.say(metrics=pb.MetricBatch(metrics=sent))
                 await bench.until(partial(have_all, step * 10))
             with (bench.runs / "run-1" / METRICS).open("a") as file:
                 file.write('{"run": "run-1", "ki')
 
     run_scenario(scenario())
+    kept = read_metrics(tmp_path / "runs" / "run-1" / METRICS, on_damaged=lambda _: None)
+    assert Counter(
+        (each["site"], each["step"]) for each in kept if each["kind"] == "step"
+    ) == dict.fromkeys(itertools.product("ab", (1, 2, 3)), 1)
 
 
 def test_what_was_not_got_across_is_said_again(tmp_path: Path) -> None:
@@ -287,6 +296,7 @@ def test_what_people_see_may_fail_and_comes_back(tmp_path: Path) -> None:
             await a.say(metrics=pb.MetricBatch(metrics=[metric]))
             await bench.until(lambda run: run.totals.get("tokens") == 5)
             folder.unlink()
+            metric.step = 2
             await a.say(metrics=pb.MetricBatch(metrics=[metric]))
             await bench.until(lambda run: run.totals.get("tokens") == 10)
             assert (folder / "metrics.jsonl").is_file()
