@@ -26,7 +26,7 @@ _CPU_FIELDS = slice(1, 9)
 class RankFacts:
     """Reads a rank's facts; shares are of the time since it was asked before.
 
-    A tenth of a millisecond, and with a GPU half of one.
+    About a millisecond, for a few files under /proc; so it is done every five seconds at most.
     """
 
     def __init__(self, device: torch.device, now_s: Callable[[], float] = time.monotonic) -> None:
