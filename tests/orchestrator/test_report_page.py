@@ -173,6 +173,24 @@ def test_what_a_run_ran_on_is_told(tmp_path: Path) -> None:
     assert "Sites ran different commits of the script." in page_of(facts)
 
 
+def test_the_planners_reasons_and_alternatives_are_told(tmp_path: Path) -> None:
+    folder = record_run(tmp_path)
+    assert facts_of(folder).plan is not None
+    alternatives = [{"what": HOSTILE[0], "step_s": 0.3, "usd_per_step": 0.0}, {"what": 3}, "x"]
+    folder.remember_plan(
+        {"why": ["Because."], "predicted": {"step_s": 0.32}, "alternatives": alternatives}
+    )
+    facts = facts_of(folder)
+    text = page_of(facts)
+    checked(text)
+    assert "Because." in text
+    assert "Alternatives, as the planner predicted them" in text
+    assert "A step took 400ms, 25% longer than the planned 320ms" in text
+    for odd in ({"why": 3, "predicted": [], "alternatives": {}}, {"predicted": {"step_s": "x"}}):
+        folder.remember_plan(odd)
+        checked(page_of(facts_of(folder)))
+
+
 def test_stalls_losses_and_what_sites_did_are_drawn(tmp_path: Path) -> None:
     folder = record_run(tmp_path, steps=40)
     for step in range(41, 60):  # twelve seconds after the step before

@@ -133,6 +133,18 @@ MODEL = {"fp32": 1.0, "bf16": 0.8, "int8": 0.79, "int4": 0.78, "topk": 0.5}
             "link share",
             "may use 50% of it",
         ),
+        # What the planner may not choose.
+        (
+            {"exposed_s": 0.3, "planned_step_s": 1.0,
+             "alternatives_s": {"all sites (not permitted)": 0.8, "gather": 0.7}},
+            "plan",
+            "to permit all sites. The planner, which may not choose it, expects a step that is 20%",
+        ),
+        (
+            {"exposed_s": 0.3, "planned_step_s": 1.0, "alternatives_s": {"gather": 0.7}},
+            "micro-batches",
+            "",
+        ),
         # Latency: more compute between exchanges, if a little is enough.
         ({"exposed_s": 0.1, "wait_s": 0.06, "bytes_s": 0.01}, "micro-batches", "twice"),
         ({"exposed_s": 0.3, "bytes_s": 0.01}, "micro-batches", "about 9.7% of the time"),

@@ -27,7 +27,7 @@ from isthmus.orchestrator.evidence.record.step_timelines import (
     hold_back,
 )
 from isthmus.orchestrator.evidence.view import formats
-from isthmus.orchestrator.run_folder.home import JOB, TOPOLOGY, RunChoice
+from isthmus.orchestrator.run_folder.home import JOB, PLAN, TOPOLOGY, RunChoice, read_object
 from isthmus.orchestrator.run_folder.rotated_lines import parts_of
 from isthmus.orchestrator.run_folder.run_files import METRICS, RunFiles
 from isthmus.protos import metrics
@@ -96,6 +96,8 @@ class RunRecord:
     """The parts of steps, in a bounded number of points."""
     machines: dict[str, Mapping[str, str]] = field(default_factory=dict)
     """What each site's first rank has said of its machine and code: labels of metrics.MACHINE."""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """What its plan says beside its decisions: orchestrator/plans.py; empty: it was not planned."""
     timelines: list[StepTimeline] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)
@@ -144,6 +146,7 @@ def read_record(run: control_pb2.Run, events: Sequence[control_pb2.Event]) -> Ru
         gaps=gaps,
     )
     if folder is not None:
+        record.plan = read_object(folder / PLAN)
         Measurements(record).read(folder / METRICS)
     return record
 

@@ -53,6 +53,10 @@ def _run(facts: RunFacts) -> list[str]:
         parts += ["## Held-out loss", _table(columns_of(["step", "loss"], rows, num_text=0))]
     if plan := wording.plan_lines(facts):
         parts += ["## The plan", "\n".join(f"- {name}: {_words(words)}" for name, words in plan)]
+    if facts.plan is not None:
+        parts += map(_words, facts.plan.why)
+    if alternatives := wording.alternative_columns(facts):
+        parts.append(_table(alternatives))
     parts += ["## Hardware, software and arguments", _table(wording.machine_columns(facts))]
     parts.append(
         "\n".join(f"- {name}: {_words(words)}" for name, words in wording.launch_lines(facts))

@@ -149,6 +149,15 @@ class LaunchFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlternativeFacts:
+    """Another plan, as the planner predicted it."""
+
+    what: str
+    step_s: float
+    usd_per_step: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFacts:
     """How gradients cross, and why so."""
 
@@ -167,6 +176,11 @@ class PlanFacts:
     verify_every: int
     regime: str
     """When sites exchange, in words."""
+    why: tuple[str, ...] = ()
+    """The planner's sentences; empty: the run was not planned."""
+    predicted_step_s: float | None = None
+    """As the planner predicted it."""
+    alternatives: tuple[AlternativeFacts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +322,7 @@ def run_facts(record: RunRecord) -> RunFacts:
         losses=losses,
         evaluations=tuple(record.evaluations),
         verdict=verdict(_verdict_facts(record, sites, links, step, stalls, codec_steps)),
-        planned_step_s=None if step is None else step.step_s,
+        planned_step_s=_planned_step_s(record, step),
         pace=tuple(run_timeline.pace(ends)),
         stalls=stalls,
         lanes=_lanes(record, ends),
@@ -569,7 +583,12 @@ def _verdict_facts(
         exposed_s=mean(metrics.EXPOSED_INTER_S),
         wait_s=mean(metrics.WAIT_S),
         hidden_s=math.fsum(site.hidden_inter_s or 0.0 for site in timed) / max(1, len(timed)),
-        planned_step_s=None if planned is None else planned.step_s,
+        planned_step_s=_planned_step_s(record, planned),
+        alternatives_s={
+            str(each.get("what", "")): step_s
+            for each in _listed(record.plan, "alternatives")
+            if isinstance(each, dict) and (step_s := known(each, "step_s")) is not None
+        },
         planned_compute_s=None if planned is None else planned.compute_s,
         codec_steps_s=codec_steps,
         codec="" if job is None or job.exchange.codecs else job.exchange.codec,
@@ -665,7 +684,34 @@ def _plan(record: RunRecord, gaps: list[str]) -> PlanFacts | None:
         compute=job.trainer.compute,
         verify_every=job.verify_every * job.regime.sync_every,
         regime=job.regime.in_words(),
+        why=tuple(map(str, _listed(record.plan, "why"))),
+        predicted_step_s=_predicted_step_s(record),
+        alternatives=tuple(
+            AlternativeFacts(
+                what=str(each.get("what", "")),
+                step_s=step_s,
+                usd_per_step=known(each, "usd_per_step") or None,
+            )
+            for each in _listed(record.plan, "alternatives")
+            if isinstance(each, dict) and (step_s := known(each, "step_s")) is not None
+        ),
     )
+
+
+def _listed(plan: Mapping[str, Any], key: str) -> list[Any]:
+    """Return a list of a plan's file; empty if it is none."""
+    value = plan.get(key)
+    return value if isinstance(value, list) else []
+
+
+def _planned_step_s(record: RunRecord, modelled: PlannedStep | None) -> float | None:
+    """Return the planner's figure; of a run that was not planned the step model's."""
+    return _predicted_step_s(record) or (None if modelled is None else modelled.step_s)
+
+
+def _predicted_step_s(record: RunRecord) -> float | None:
+    predicted = record.plan.get("predicted")
+    return known(predicted, "step_s") if isinstance(predicted, dict) else None
 
 
 def _told(record: RunRecord, kind: str, key: str) -> str:

@@ -375,7 +375,16 @@ def _slow(facts: RunFacts) -> Markup | None:
 
 
 def _plan(facts: RunFacts) -> Markup:
-    lines = wording.plan_lines(facts)
-    if not lines:
+    plan, lines = facts.plan, wording.plan_lines(facts)
+    if plan is None:
         return section("The plan", missing("It follows from the job and the topology: see above."))
-    return section("The plan", fact_list(lines), lead="How gradients crossed the WAN, and why.")
+    alternatives = wording.alternative_columns(facts)
+    return section(
+        "The plan",
+        fact_list(lines),
+        *(element("p", sentence, class_="why") for sentence in plan.why),
+        table(alternatives, "Alternatives, as the planner predicted them")
+        if alternatives
+        else None,
+        lead="How gradients crossed the WAN, and why.",
+    )

@@ -7,6 +7,7 @@ where the facts speak for it:
 - *slow link*: while a link was the limit it carried much less than is described;
 - *codec*: the bytes set the pace, and a smaller codec that keeps most of a gradient makes the step
   clearly shorter: by the step model where it knows the job, else by the bytes;
+- *plan*: the planner knows a better plan, which the job does not permit;
 - *link share*: the bytes set the pace, and the run may use a part of the link only;
 - *micro-batches*: a few more of them between two exchanges make the exchange a small part;
 - *regime*: too many of them would be needed, so sites are to exchange less often;
@@ -46,6 +47,8 @@ _WANTED_SHARE = 0.1
 _MOST_MICRO_BATCHES = 8
 """More of them, and the batch would be another one."""
 _TIMES = {2: "twice", 3: "three times", 4: "four times"}
+_FORBIDDEN = " (not permitted)"
+"""What the planner adds to alternatives that are better, and that the job rules out."""
 _PACED = 0.5
 """Share of the time on the WAN from which its bytes set the pace."""
 
@@ -93,6 +96,8 @@ class VerdictFacts:
     planned_step_s: float | None = None
     planned_compute_s: float | None = None
     """The plan's compute of the slowest site, with collectives inside it."""
+    alternatives_s: Mapping[str, float] = field(default_factory=dict)
+    """The steps of the planner's alternatives, by what they are."""
     codec_steps_s: Mapping[str, float] = field(default_factory=dict)
     """The step that the model predicts with each codec, all else as it is."""
     codec: str = ""
@@ -268,6 +273,8 @@ def _for_wan(facts: VerdictFacts) -> tuple[str, str]:
     is_paced = facts.bytes_s is not None and facts.bytes_s >= _PACED * wan_s
     if (found := _codec(facts, is_paced=is_paced)) is not None:
         return found
+    if (forbidden := _forbidden(facts)) is not None:
+        return forbidden
     if is_paced and facts.link_share < 1:
         return (
             "link share",
@@ -290,6 +297,25 @@ def _for_wan(facts: VerdictFacts) -> tuple[str, str]:
         f"A step computes {formats.duration(facts.compute_s)} and waits "
         f"{formats.duration(facts.exposed_s)} for the WAN: exchange every few steps instead "
         "(`regime` in the job; `plan: {max_sync_period: 30}` lets the planner choose).",
+    )
+
+
+def _forbidden(facts: VerdictFacts) -> tuple[str, str] | None:
+    """Return the planner's best alternative that the job does not permit; None: none is better."""
+    planned_s = facts.planned_step_s
+    found = {
+        what: step_s for what, step_s in facts.alternatives_s.items() if what.endswith(_FORBIDDEN)
+    }
+    if not planned_s or not found:
+        return None
+    what = min(found, key=lambda each: found[each])
+    saved = 1 - found[what] / planned_s
+    if saved < WORTH_IT:
+        return None
+    return (
+        "plan",
+        f"to permit {what.removesuffix(_FORBIDDEN)}. The planner, which may not choose it, expects "
+        f"a step that is {formats.share(saved)} shorter.",
     )
 
 

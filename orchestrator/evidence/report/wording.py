@@ -224,6 +224,23 @@ def plan_lines(facts: RunFacts) -> list[tuple[str, str]]:
     ]
 
 
+def alternative_columns(facts: RunFacts) -> list[Column]:
+    """Return the planner's alternatives beside its plan; empty: it told of none."""
+    plan = facts.plan
+    if plan is None or not plan.alternatives or not plan.predicted_step_s:
+        return []
+    rows = [
+        [
+            formats.words(each.what),
+            formats.duration(each.step_s),
+            formats.factor(each.step_s / plan.predicted_step_s),
+            show(each.usd_per_step, formats.dollars),
+        ]
+        for each in plan.alternatives
+    ]
+    return columns_of(["instead", "step", "of the plan's", "per step"], rows)
+
+
 def _wan(facts: RunFacts) -> str:
     about = EMULATORS.get(facts.emulator or "none", f"emulated by {facts.emulator}")
     return f"{about}. {facts.emulator_note}" if facts.emulator_note else about
