@@ -18,7 +18,7 @@ from isthmus.sites.worker.api.site import Site
 from isthmus.sites.worker.exchange.holdings import Dealt, Holding
 from isthmus.sites.worker.exchange.sharding import whole_of
 from isthmus.sites.worker.layouts.canonical import Entry, Held, SiteTensors, check_alike
-from isthmus.sites.worker.layouts.shard_hook import ShardHook
+from isthmus.sites.worker.layouts.shard_hook import ShardHook, check_schedule
 from tests.fakes.lone_exchanges import RecordingLink
 from tests.fakes.lone_sites import lone_site
 
@@ -249,3 +249,23 @@ def test_sites_that_differ_are_told_in_what(entries: list[Entry], told: str) -> 
     law = [_entry("a", 3), _entry("b", 2)]
     with pytest.raises(LayoutMismatchError, match=told):
         check_alike("west", entries, "east", law)
+
+
+def test_a_pipeline_of_a_torch_that_does_not_tell_is_refused(site: Site) -> None:
+    """As 2.9 is, whose schedules reduce inside a stage's last backward pass."""
+
+    def run_post_backward(fsdp_module: nn.Module) -> None:
+        check_schedule()
+
+    with pytest.raises(TypeError, match="pipelines of PyTorch"):
+        run_post_backward(nn.Linear(3, 1))
+    check_schedule()
+
+    class Stage:
+        def forward_one_chunk(self, module: nn.Module) -> None:
+            module(torch.zeros(1, 3))
+
+    model = nn.Linear(3, 1)
+    site.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(TypeError, match="pipelines of PyTorch"):
+        Stage().forward_one_chunk(model)

@@ -25,7 +25,7 @@ from isthmus.sites.worker.checks.torch_calls import call_of
 from isthmus.sites.worker.exchange.sharding import is_sharded, local_of
 from isthmus.sites.worker.layouts.fully_sharded import ShardGroup, lone_groups_of
 from isthmus.sites.worker.layouts.gradient_hook import is_nested
-from isthmus.sites.worker.layouts.shard_hook import ShardHook, check_undivided
+from isthmus.sites.worker.layouts.shard_hook import ShardHook, check_undivided, untold_error
 
 
 class LoneHook(ShardHook):
@@ -106,6 +106,8 @@ class LoneHook(ShardHook):
         stage = call_of("forward_one_chunk").get("self")
         if stage is None or id(stage) in self._stages:
             return
+        if not hasattr(stage, "perform_reduce_grad"):
+            raise untold_error()
         self._stages.add(id(stage))
         own = stage.perform_reduce_grad
         self._undo.append(partial(setattr, stage, "perform_reduce_grad", own))

@@ -306,9 +306,20 @@ def check_schedule() -> None:
     Called while it reduces them. torch tells its stage alone what they will be divided by.
 
     Raises:
-        TypeError: and what to do.
+        TypeError: and what to do; also where torch tells it nobody.
     """
+    if call_of("run_post_backward"):  # torch 2.9's, inside a stage's last backward pass
+        raise untold_error()
     check_undivided(_in_schedule().get("grad_scale_factor", 1))
+
+
+def untold_error() -> TypeError:
+    """Return the refusal of a PyTorch whose schedules reduce gradients without a call of theirs."""
+    return TypeError(
+        f"site.attach: pipelines of PyTorch {torch.__version__} do not say when a stage's gradients "
+        "are all there, nor by what they will be divided: install a newer one (2.13 was tested), "
+        "or do without a pipeline"
+    )
 
 
 def check_undivided(divisor: float) -> None:
