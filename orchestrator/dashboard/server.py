@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ END_S = 2.0
 """Time for answers that are on their way when the server ends."""
 IDLE_S = 300.0
 """The dashboard of one run stays so long after its end for somebody who comes back to the page."""
+SWITCH_S = 0.0005
+"""An answer waits at most so long, each time, for the thread that reads a history."""
 LOOK_S = 1.0
 """Between two looks whether the run is over."""
 
@@ -58,6 +61,7 @@ async def serve(
 
     With a `run_id`, return once that run is over and nobody has asked for `idle_s`.
     """
+    sys.setswitchinterval(SWITCH_S)
     with contextlib.ExitStack() as held:
         library = held.enter_context(RunLibrary(home, state))
         prepared = held.enter_context(contextlib.closing(PreparedAnswers()))
