@@ -32,7 +32,8 @@ def allow() -> None:
 
 def custom_ops() -> dict[Any, Any]:
     """Return torch's own table of what it takes round a ring."""
-    found: dict[Any, Any] = ring.custom_ops
+    name = "custom_ops" if hasattr(ring, "custom_ops") else "customized_ops"  # torch 2.9
+    found: dict[Any, Any] = getattr(ring, name)
     return found
 
 
