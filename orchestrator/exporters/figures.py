@@ -163,9 +163,8 @@ class RunFigures:
         if site not in self._metrics.sites:
             return []
         values, labels = read_back(record["values"]), record["labels"]
-        if kind == metrics.STEP and self._has_step(site, step):
+        if not self._metrics.add(site, kind, step, values, labels):
             return []
-        self._metrics.add(site, kind, step, values, labels)
         points = list(self._new_losses(wall_s))
         if kind == metrics.STEP:
             points += self._step_points(site, step, wall_s, values)
@@ -178,11 +177,6 @@ class RunFigures:
             self._note_use((site, labels.get("target", "")), wall_s)
             points += self._link_points(wall_s)
         return points
-
-    def _has_step(self, site: str, step: int) -> bool:
-        """Whether a site has sent a step before: what a killed coordinator took comes again."""
-        before = self._metrics.sites[site]
-        return before.num_steps > 0 and step <= before.step
 
     # ------------------------------------------------------------ figures of a step
 
