@@ -88,6 +88,10 @@ def _tools(spec: RunSpec, run_id: str, folder: Path) -> dict[str, Tool]:
         from isthmus.orchestrator.exporters.otlp import OtlpPush
 
         tools["otlp"] = OtlpPush(asked.otlp, run_id, job)
+    if asked.otlp is not None and asked.otlp.traces:
+        from isthmus.orchestrator.exporters.otlp_traces import OtlpTraces
+
+        tools["otlp traces"] = OtlpTraces(asked.otlp, run_id, job)
     if asked.tensorboard is not None:
         from isthmus.orchestrator.exporters.tensorboard import EventFiles
 
@@ -145,6 +149,7 @@ def _export(
                 points=tuple(points),
                 events=tuple(events),
                 state=figures.state,
+                submitted_s=figures.submitted_s,
                 is_last=is_last,
             )
             for outlet in outlets:

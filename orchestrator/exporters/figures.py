@@ -115,6 +115,8 @@ class RunFigures:
             spec.site_names, on_loss=lambda step, loss: self._losses.append((step, loss))
         )
         self._view = JournaledRun(run_id)
+        self.submitted_s = 0.0
+        """When the run was submitted, by the wall clock; 0: not known."""
         self._counts: dict[str, int] = {}
         self._open: dict[int, _OpenStep] = {}
         self._uses: dict[tuple[str, str], _Use] = {}
@@ -134,6 +136,8 @@ class RunFigures:
     def add_event(self, event: RecordedEvent) -> tuple[list[Point], list[Told]]:
         """Take the run's next event; return what is new by it."""
         self._view.apply(event)
+        if event.kind == "run.submitted":
+            self.submitted_s = event.wall_s
         if event.kind in {"run.active", "epoch.begun"}:
             self._metrics.count(self._view.counted)
         points = list(self._new_losses(event.wall_s))

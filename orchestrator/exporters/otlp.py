@@ -17,8 +17,11 @@ from isthmus.topology.spec.exporters import Otlp
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Observation
     from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.resources import Resource
 
 PATH = "/v1/metrics"
+SIGNALS = (PATH, "/v1/traces")
+"""The paths of both signals."""
 PUSH_S = 5.0
 """Time for one push, with all attempts that the library makes."""
 
@@ -48,11 +51,11 @@ class OtlpPush:
             MetricExportResult,
             PeriodicExportingMetricReader,
         )
-        from opentelemetry.sdk.resources import Resource
 
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `send` raises instead
-        exporter = OTLPMetricExporter(endpoint=_endpoint(self._settings.endpoint), timeout=PUSH_S)
-        push, failures, place = exporter.export, self._failures, exporter._endpoint
+        place = endpoint_of(self._settings.endpoint, PATH)
+        exporter = OTLPMetricExporter(endpoint=place, timeout=PUSH_S)
+        push, failures = exporter.export, self._failures
 
         def export(*args: Any, **kwargs: Any) -> object:  # noqa: ANN401 - as the library has it
             """Push; note a failure, which the library only logs."""
@@ -62,19 +65,12 @@ class OtlpPush:
                 failures.append(text_of(error))
                 raise
             if result is not MetricExportResult.SUCCESS:
-                failures.append(f"{place} does not take them")
+                failures.append(f"{exporter._endpoint} does not take them")
             return result
 
         exporter.export = export
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
-        resource = Resource.create(
-            {
-                "service.name": "isthmus",
-                "service.instance.id": self._run,
-                "isthmus.run": self._run,
-                "isthmus.job": self._job,
-            }
-        )
+        resource = resource_of(self._run, self._job)
         self._provider = MeterProvider([reader], resource)
         meter = self._provider.get_meter("isthmus")
         for family in FAMILIES:
@@ -121,9 +117,31 @@ class OtlpPush:
         return observe
 
 
-def _endpoint(written: str | None) -> str | None:
-    """Return the URL to post to; None: as the library's own variables say."""
+def resource_of(run_id: str, job: str) -> Resource:
+    """Return what all that is pushed of a run is of."""
+    from opentelemetry.sdk.resources import Resource
+
+    return Resource.create(
+        {
+            "service.name": "isthmus",
+            "service.instance.id": run_id,
+            "isthmus.run": run_id,
+            "isthmus.job": job,
+        }
+    )
+
+
+def endpoint_of(written: str | None, path: str) -> str | None:
+    """Return the URL to post to; None: as the library's own variables say.
+
+    Args:
+        written: The collector's URL as the job has it: a base, or with the path of either signal.
+        path: Of the signal.
+    """
     if written is None:
         return None
-    is_base = written.rstrip("/").count("/") == 2
-    return written.rstrip("/") + PATH if is_base else written
+    base = written.rstrip("/")
+    for other in SIGNALS:
+        base = base.removesuffix(other)
+    is_base = base.count("/") == 2 or base != written.rstrip("/")
+    return base + path if is_base else written

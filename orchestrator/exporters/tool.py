@@ -18,6 +18,8 @@ class Update:
     events: tuple[Told, ...] = ()
     state: str = ""
     """The run's, as the journal names it."""
+    submitted_s: float = 0.0
+    """When the run was submitted, by the wall clock; 0: not known."""
     is_last: bool = False
     """The run has ended, or these exporters end: nothing comes after it."""
 

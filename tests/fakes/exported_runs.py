@@ -74,6 +74,7 @@ def update_of(folder: RunFolder, spec: RunSpec, *, is_last: bool = False) -> Upd
         points=tuple(points),
         events=tuple(events),
         state=figures.state,
+        submitted_s=figures.submitted_s,
         is_last=is_last,
     )
 

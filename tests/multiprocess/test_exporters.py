@@ -15,6 +15,7 @@ from tests.fakes.exported_runs import needs_library, receiving
 from tests.multiprocess.harness import Bench, job_yaml, kill, topology_yaml
 from tests.multiprocess.test_coordinator_restart import Deployment
 from tests.orchestrator.test_exporters_otlp import pushed
+from tests.orchestrator.test_exporters_otlp_traces import spans_of
 from tests.orchestrator.test_exporters_tensorboard import scalars_of
 
 pytestmark = [
@@ -35,7 +36,7 @@ def test_every_tool_has_the_figures_of_the_runs_files(
         section = (
             "exporters:\n"
             "  prometheus: {port: 0}\n"
-            f"  otlp: {{endpoint: '{collector.url}', every: 1s}}\n"
+            f"  otlp: {{endpoint: '{collector.url}', every: 1s, traces: true}}\n"
             "  tensorboard: {folder: tb}\n"
             "  wandb: {mode: offline}\n"
             "  mlflow: {uri: runs, experiment: x}\n"
@@ -58,6 +59,9 @@ def test_every_tool_has_the_figures_of_the_runs_files(
     assert math.isclose(last.as_double, losses[-1])
     steps = pushed(collector)["isthmus.steps"].sum.data_points
     assert [point.as_int or point.as_double for point in steps] == [STEPS, STEPS]
+
+    spans = spans_of(collector, folder.name)
+    assert sorted(each.name for each in spans) == ["end", "run", *["step"] * 2 * STEPS]
 
     scalars, texts = scalars_of(run.folder / "tb" / folder.name)
     assert [step for step, _ in scalars["loss"]] == list(range(1, STEPS + 1))

@@ -35,8 +35,7 @@ def pushed(received: Received, index: int = -1) -> dict[str, Any]:
         ExportMetricsServiceRequest,
     )
 
-    path, _, body = received.posts[index]
-    assert path == "/v1/metrics"
+    _, _, body = [post for post in received.posts if post[0] == "/v1/metrics"][index]
     (resource,) = ExportMetricsServiceRequest.FromString(body).resource_metrics
     (scope,) = resource.scope_metrics
     attributes = {each.key: each.value.string_value for each in resource.resource.attributes}

@@ -74,6 +74,9 @@ class OtlpModel(Strict):
         ),
     ] = _OTLP.endpoint
     every: PositiveDuration = default(format_duration(_OTLP.every_s), "Between two pushes.")
+    traces: Annotated[
+        bool, Field(description="Spans, too: of the run, of each site's steps, and of events.")
+    ] = _OTLP.traces
 
 
 class TensorBoardModel(Strict):

@@ -34,6 +34,8 @@ class Otlp:
     """The collector's URL; None: by OTEL_EXPORTER_OTLP_ENDPOINT, else this machine's port 4318."""
     every_s: float = 10.0
     """Seconds between two pushes."""
+    traces: bool = False
+    """Whether spans are pushed, too: of the run, of its steps at each site, and of its events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
