@@ -16,14 +16,7 @@ from isthmus.orchestrator.core.run_metrics import PARTS
 from isthmus.orchestrator.dashboard.actions import ACTIONS, Attempt
 from isthmus.orchestrator.dashboard.run_index import StepMark, Window
 from isthmus.orchestrator.dashboard.run_view import ELSEWHERE, ENDED, OUT
-from isthmus.orchestrator.evidence.report.charts import (
-    LineChart,
-    Mark,
-    Series,
-    line_chart,
-    linear,
-    rounded,
-)
+from isthmus.orchestrator.evidence.report.charts import Mark, Series
 from isthmus.orchestrator.evidence.report.html import (
     Markup,
     element,
@@ -36,9 +29,10 @@ from isthmus.orchestrator.evidence.report.html import (
     tiles,
 )
 from isthmus.orchestrator.evidence.report.html import facts as fact_list
+from isthmus.orchestrator.evidence.report.run_charts import step_chart, step_parts
 from isthmus.orchestrator.evidence.report.run_facts import LinkFacts, SiteFacts
 from isthmus.orchestrator.evidence.report.sitemap import site_map
-from isthmus.orchestrator.evidence.report.wording import PART_CLASSES, STATE_CLASSES
+from isthmus.orchestrator.evidence.report.wording import PART_CLASSES, STATE_CLASSES, loss_title
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.fitting_table import Column, columns_of
 from isthmus.orchestrator.evidence.view.formats import show
@@ -247,13 +241,14 @@ def run_parts(
         return parts
     columns = steps or {"steps": {"step": []}, "losses": {"step": []}}
     recent = list(marks)[-MAX_MARKS:]
+    drawn = [Mark(each.step, each.words, str(at)) for at, each in enumerate(recent, 1)]
     return {
         **parts,
         "sites": _places(view),
         "window": _windows(view, window),
-        "steps": _time(columns["steps"], recent),
-        "loss": _losses(columns["losses"], recent),
-        "tokens": _tokens(columns["steps"], recent) if view["counts_tokens"] else Markup(),
+        "steps": _time(columns["steps"], drawn),
+        "loss": _losses(columns["losses"], drawn, loss_title(view["is_shipped_trainer"])),
+        "tokens": _tokens(columns["steps"], drawn) if view["counts_tokens"] else Markup(),
         "marks": _marks(recent),
         "events": _events(events, num_events),
         "plan": _plan(view),
@@ -489,31 +484,17 @@ def _step_input(name: str, step: int | None) -> Markup:
     return element("input", type="number", name=name, min=0, value=step, inputmode="numeric")
 
 
-def _time(columns: Mapping[str, Any], marks: Sequence[StepMark]) -> Markup:
+def _time(columns: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
     title = "Where the time of a step went"
     steps = columns["step"]
     if metrics.STEP_S not in columns:
         return section(title, missing("No site has told the time of a step."))
-    below = [0.0] * len(steps)
-    series = []
-    for name, words in PARTS.items():
-        means = columns.get(name, {}).get("mean") or [None] * len(steps)
-        above = [low + (mean or 0.0) for low, mean in zip(below, means, strict=True)]
-        series.append(
-            Series(
-                words,
-                PART_CLASSES[name],
-                list(zip(steps, above, strict=True)),
-                band=list(zip(steps, below, above, strict=True)),
-            )
-        )
-        below = above
     slowest = columns[metrics.STEP_S]["max"]
     rows = [
         [
             str(steps[at]),
             *(
-                show(columns.get(name, {}).get("mean", below)[at], formats.duration)
+                show(columns[name]["mean"][at] if name in columns else None, formats.duration)
                 for name in PARTS
             ),
             show(slowest[at], formats.duration),
@@ -522,7 +503,9 @@ def _time(columns: Mapping[str, Any], marks: Sequence[StepMark]) -> Markup:
     ]
     chart = element(
         "div",
-        _chart("Parts of a step over steps", "a step, seconds", series, marks, low=0.0),
+        step_chart(
+            "Parts of a step over steps", "a step, seconds", step_parts(columns), marks, low=0.0
+        ),
         class_="stacked",
     )
     note = (
@@ -539,7 +522,7 @@ def _time(columns: Mapping[str, Any], marks: Sequence[StepMark]) -> Markup:
     )
 
 
-def _losses(columns: Mapping[str, Any], marks: Sequence[StepMark]) -> Markup:
+def _losses(columns: Mapping[str, Any], marks: Sequence[Mark], title: str) -> Markup:
     series = []
     for name, words, colour in (
         (metrics.LOSS, "training", "c0"),
@@ -555,14 +538,14 @@ def _losses(columns: Mapping[str, Any], marks: Sequence[StepMark]) -> Markup:
     return section(
         "Loss",
         figure(
-            _chart("Loss over steps", "loss, nats a byte", series, marks),
+            step_chart("Loss over steps", title, series, marks),
             table(columns_of(["curve", "step", "loss"], rows)),
             note=f"Mean of {_width(columns)}; the shade is from the least to the most.",
         ),
     )
 
 
-def _tokens(columns: Mapping[str, Any], marks: Sequence[StepMark]) -> Markup:
+def _tokens(columns: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
     title = "Tokens a second"
     tokens, step_s = columns.get(metrics.SITE_TOKENS), columns.get(metrics.STEP_S)
     if tokens is None or step_s is None:
@@ -586,7 +569,7 @@ def _tokens(columns: Mapping[str, Any], marks: Sequence[StepMark]) -> Markup:
     return section(
         title,
         figure(
-            _chart("Tokens a second over steps", "tokens/s", [series], marks, low=0.0),
+            step_chart("Tokens a second over steps", "tokens/s", [series], marks, low=0.0),
             table(columns_of(["step", "tokens/s"], rows)),
             note="Tokens of a step of all sites, over the mean of their times.",
         ),
@@ -614,33 +597,6 @@ def _series(
         style(known[-1][1]) if known else "",
         band=[(step, low, high) for step, _, low, high in known],
     )
-
-
-def _chart(
-    label: str,
-    y_title: str,
-    series: Sequence[Series],
-    marks: Sequence[StepMark],
-    low: float | None = None,
-) -> Markup:
-    xs = [x for each in series for x, _ in each.points]
-    ys = [y for each in series for _, y in each.points]
-    if low is None:
-        ys += [y for each in series for _, *ends in each.band for y in ends]
-    first, last = min(xs), max(xs)
-    numbered = [Mark(each.step, each.words) for each in marks]
-    spec = LineChart(
-        label=label,
-        x=linear(first, last, 6),
-        y=rounded(min(ys) if low is None else low, max(ys), 5),
-        x_title="step",
-        y_title=y_title,
-        x_text=lambda x: f"{x:g}",
-        y_text=lambda y: formats.count(y) if y >= 1000 else f"{y:g}",
-        series=series,
-        marks=[mark for mark in numbered if first <= mark.x <= last],
-    )
-    return line_chart(spec)
 
 
 def _width(columns: Mapping[str, Any]) -> str:

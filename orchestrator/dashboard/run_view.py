@@ -103,6 +103,7 @@ def _made(watched: WatchedRun, run: control_pb2.Run, figures: dict[str, Any]) ->
         "loss": known(totals, metrics.LOSS),
         "held_out_loss": known(totals, metrics.HELD_OUT_LOSS),
         "tokens": tokens,
+        "is_shipped_trainer": described.job is not None and described.job.entrypoint is None,
         "counts_tokens": figures.get("counts_tokens", True),
         "tokens_per_s": ratio(tokens or None, slowest_s),
         "step_s": known(totals, metrics.STEP_S),

@@ -337,7 +337,9 @@ def _losses(facts: RunFacts) -> Markup:
         series.append(Series("held-out", "c1", facts.evaluations, end, dots=True))
     marks = step_marks(facts.happened)
     words = "Training and held-out loss over steps"
-    return section("Loss", _curves(series, marks, words, wording.loss_title(facts)))
+    return section(
+        "Loss", _curves(series, marks, words, wording.loss_title(not facts.launched.script))
+    )
 
 
 def _curves(series: Sequence[Series], marks: Sequence[Mark], label: str, y_title: str) -> Markup:
