@@ -125,7 +125,11 @@ def test_averages_are_those_of_one_process(tmp_path: Path) -> None:
             assert [bits(each) for each in other] == [bits(each) for each in found[0]]
     assert max(each["numel"] for each in gateways.reduced) == programs.BUCKET_BYTES // 4
     assert {each["round"] for each in gateways.reduced} == {*range(6)}, "empty lists do not cross"
-    told = [(site, rank, message["kind"]) for site, rank, message in gateways.metrics]
+    told = [
+        (site, rank, message["kind"])
+        for site, rank, message in gateways.metrics
+        if message["kind"] != "machine"  # its thread may be late
+    ]
     assert sorted(told) == [(site, 0, "first_average") for site in ("site0", "site1")], "no steps"
 
 
