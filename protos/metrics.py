@@ -135,7 +135,7 @@ DEVICE = "device"
 RANK_NUMBER = "rank"
 """The rank; of "ranks" the one that the others wait for."""
 NUM_RANKS = "num_ranks"
-"""Of the site."""
+"""Ranks of the site."""
 NUM_STEPS = "num_steps"
 SITE_WAIT_S = "site_wait_s"
 """Time from a step's last gradient until those of all ranks of the site were added up: who is late

@@ -45,7 +45,7 @@ class SlowPeriod:
     """The time that those steps took."""
     is_over: bool = False
     rank: int | None = None
-    """Of the site; None: the whole site is slow."""
+    """The rank's number in its site; None: the whole site is slow."""
     node: str = ""
     """The rank's node: its number in the site."""
     host: str = ""

@@ -37,7 +37,7 @@ class Action:
     """What it comes to."""
     doing: str
     options: tuple[str, ...]
-    """Of `isthmus cancel`."""
+    """Options for `isthmus cancel`."""
 
 
 ACTIONS: Mapping[str, Action] = {

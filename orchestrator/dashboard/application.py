@@ -36,7 +36,7 @@ _ASSETS = {
 }
 ACCEPTED, NOT_FOUND, CONFLICT = 202, 404, 409
 MAX_DIGITS = 15
-"""Of a step that somebody asks for."""
+"""Longest number of a step that may be asked for."""
 
 
 class _Missing(Exception):  # noqa: N818 - it is an answer

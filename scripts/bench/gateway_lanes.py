@@ -31,9 +31,9 @@ class Figures:
     """What one number of lanes did with one codec, or Gloo with as many pairs of processes."""
 
     times_s: list[float] = dataclasses.field(default_factory=list)
-    """Of each round that counts."""
+    """How long each measured round took."""
     cpu_s: float = 0.0
-    """Of both sites' gateways in these rounds, or of Gloo's processes."""
+    """Processor time of both sites' gateways in these rounds, or of Gloo's processes."""
 
 
 def run(options: argparse.Namespace) -> int:

@@ -45,7 +45,7 @@ class Setting:
     num_bytes: int
     """float32 of a round at a site, all buckets together."""
     num_ranks: int = 1
-    """Of each site; each has its shard of each bucket."""
+    """Ranks of each site; each has its shard of each bucket."""
     num_lanes: int = 1
     """Gateways of each site, which divide its ranks among them: a divisor of `num_ranks`."""
 

@@ -21,14 +21,12 @@ _FACTS = (
     metrics.STEAL,
     metrics.CLOCK_HZ,
 )
-_NEEDED = frozenset(
-    {
-        metrics.RANK_NUMBER,
-        metrics.NUM_RANKS,
-        metrics.NUM_STEPS,
-        metrics.STEP_S,
-        metrics.SITE_WAIT_S,
-    }
+_NEEDED = (
+    metrics.RANK_NUMBER,
+    metrics.NUM_RANKS,
+    metrics.NUM_STEPS,
+    metrics.STEP_S,
+    metrics.SITE_WAIT_S,
 )
 Message = Mapping[str, Any]
 """A metric as a gateway passes it on."""
@@ -47,7 +45,7 @@ class RankPaces:
         Return one of kind RANKS once all ranks have told of their steps, else None.
         """
         values = message["values"]
-        if not values.keys() >= _NEEDED:
+        if not all(math.isfinite(values.get(name, math.nan)) for name in _NEEDED):
             return None  # a script's own record, of our kind
         num_ranks = int(values[metrics.NUM_RANKS])
         self._told[int(values[metrics.RANK_NUMBER])] = message

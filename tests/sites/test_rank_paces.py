@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,6 +56,15 @@ def test_the_reason_is_told() -> None:
     assert found is not None
     assert "(thermal slowdown)" in found["labels"][metrics.WHY]
     assert metrics.SLOWDOWN not in found["labels"]
+
+
+@pytest.mark.parametrize("name", [metrics.RANK_NUMBER, metrics.NUM_RANKS, metrics.SITE_WAIT_S])
+def test_what_is_no_number_is_not_compared(name: str) -> None:
+    """A script may record our kind, with whatever it likes."""
+    assert RankPaces().take(told(0, 0.1, num_ranks=1) | {"values": {name: math.nan}}) is None
+    whole = told(0, 0.1, num_ranks=1)
+    assert RankPaces().take(whole) is not None
+    assert RankPaces().take(whole | {"values": whole["values"] | {name: math.nan}}) is None
 
 
 def test_ranks_are_compared_once_all_have_told() -> None:

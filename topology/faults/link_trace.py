@@ -39,7 +39,7 @@ SAME = 0.05
 LEAST_LIMITED_S = 0.5
 """A bandwidth is measured over at least so long a time in which the link was the limit."""
 LEAST_APART_S = 5.0
-"""Of a run's metrics, a link's samples are at least so far apart."""
+"""Least time between two samples of a link that are taken from a run's metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 NUM_TOLD_ALTERNATIVES = 10
-"""Of all that a plan has, the best: so many does `isthmus plan` print, and a run keep."""
+"""Number of the best alternatives that `isthmus plan` prints and a run keeps."""
 JOB_PATHS = {
     "placement": "placement",
     "reduction": "reduction",

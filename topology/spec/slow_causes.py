@@ -29,7 +29,7 @@ class PaceFacts:
     steal: float | None = None
     """Share of the machine's CPU time that its hypervisor gave to others."""
     clock_hz: float | None = None
-    """Of the GPU's multiprocessors."""
+    """Clock of the GPU's multiprocessors."""
     slowdown: str = ""
     """Why the GPU runs slower than it could, as its driver says."""
 

@@ -34,7 +34,7 @@ class _Points:
     wall_s: Array
     records: Array
     figures: dict[str, Array]
-    """Of each name a row each: how many values, their sum, the least and the most."""
+    """By name, four rows: the number of values, their sum, the least and the most."""
 
     @classmethod
     def of(cls, steps: Array, wall_s: Array, values: Mapping[str, Array]) -> _Points:

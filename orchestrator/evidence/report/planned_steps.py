@@ -48,7 +48,7 @@ class PlannedStep:
 
     step_s: float
     compute_s: float
-    """Of the slowest site without others, with collectives inside it."""
+    """Compute of the slowest site by itself, with collectives inside it."""
 
 
 def planned_step(job: Job, topology: Topology) -> PlannedStep | None:

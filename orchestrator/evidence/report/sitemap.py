@@ -134,9 +134,10 @@ _KEY = {
 _APART_PX = 3.0
 """Half of the way between the two directions of a link."""
 _MAX_USES = 8
-"""Of more sites the links' use is told by their colour and their title alone."""
+"""Most sites with which links have their use written on them; else colour and title tell it."""
 _MAX_NAMED = 20
-"""Of more sites only those are named that take no part: names would cover each other."""
+"""Most sites of which all are named; else only those that take no part: names would cover each
+other."""
 _MAX_NAME = 22
 """Characters of a site's name and of what it has."""
 

@@ -207,7 +207,7 @@ def _against_plan(facts: VerdictFacts) -> str:
 
 
 def _compute_against_plan(facts: VerdictFacts) -> str:
-    """Say that compute explains most of a longer step, where it does."""
+    """Return that compute explains most of a longer step; empty: it does not."""
     assert facts.step_s is not None
     assert facts.planned_step_s is not None
     planned_s = facts.planned_compute_s
@@ -355,7 +355,7 @@ def _codec(facts: VerdictFacts, *, is_paced: bool) -> tuple[str, str] | None:
 
 
 def _detection(facts: VerdictFacts) -> tuple[str, str]:
-    """Say that noticing losses took most of the stalls, where it did."""
+    """Return that noticing losses took most of the stalls; empty: it did not."""
     detect_s, active_s = facts.detect_within_s, facts.active_s
     if not detect_s or not active_s or not facts.num_losses:
         return "", ""
