@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> None:
     site = isthmus.join()
     own = values_of(site.global_rank, numel).to(site.device)
     values = site.empty(*own.shape) if is_shared else torch.empty_like(own)
-    together = torch.zeros(1, device=site.device)
+    together = torch.zeros(1, dtype=torch.float32, device=site.device)
     gateways = gateways_of_site() if site.rank == 0 else ()
     for repeat in range(count):
         values.copy_(own)

@@ -18,7 +18,8 @@ def values_of(rank: int, numel: int) -> torch.Tensor:
         rank: among those of all sites.
         numel: elements.
     """
-    return torch.randn(1, numel, generator=torch.Generator().manual_seed(_SEED + rank))
+    generator = torch.Generator().manual_seed(_SEED + rank)
+    return torch.randn(1, numel, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def digest_of(values: torch.Tensor) -> str:
@@ -28,7 +29,7 @@ def digest_of(values: torch.Tensor) -> str:
 
 def relative_error(values: torch.Tensor, num_ranks: int) -> float:
     """Return how far `values` are from the mean of all ranks' own: ‖x - mean‖ ÷ ‖mean‖."""
-    mean = torch.zeros(values.shape, dtype=torch.float64)
+    mean = torch.zeros(values.shape, dtype=torch.float64, device="cpu")
     for rank in range(num_ranks):
         mean += values_of(rank, values.numel())
     mean /= num_ranks

@@ -199,7 +199,9 @@ class EntryState:
             assert own is not None
             return whole_of(own)
         whole = (
-            torch.empty(extent.shape, dtype=extent.dtype) if own is None else whole_of(own).cpu()
+            torch.empty(extent.shape, dtype=extent.dtype, device="cpu")
+            if own is None
+            else whole_of(own).cpu()
         )
         octets = as_bytes(whole)
         if octets.numel():

@@ -32,7 +32,7 @@ def model_tensors(place: str) -> Tensors:
     reader = storage_reader(place)
     stored = reader.read_metadata().state_dict_metadata
     tensors = {
-        path: torch.empty(found.size, dtype=found.properties.dtype)
+        path: torch.empty(found.size, dtype=found.properties.dtype, device="cpu")
         for path, found in stored.items()
         if path.startswith(MODEL) and isinstance(found, TensorStorageMetadata)
     }

@@ -36,8 +36,13 @@ class SiteGroup:
     def gather(self, own: Own) -> list[Own]:
         """Return `own` of each rank, by rank; any picklable value. A collective."""
         written = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
-        sizes = [int(each) for each in self._gather(torch.tensor([written.numel()]))]
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        sizes = [
+            int(each)
+            for each in self._gather(
+                torch.tensor([written.numel()], dtype=torch.int64, device="cpu")
+            )
+        ]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
         padded[: written.numel()] = written
         gathered: list[Any] = [
             pickle.loads(each[:size].numpy().tobytes())  # noqa: S301 - of our own site's ranks

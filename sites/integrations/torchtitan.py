@@ -143,7 +143,7 @@ def _clipping_by(site: Site) -> Iterator[None]:
 
     def clip(parameters: object, max_norm: float, **_: Any) -> torch.Tensor:  # noqa: ANN401
         del parameters  # all that are attached
-        return torch.tensor(site.clip_grad_norm_(max_norm))
+        return torch.tensor(site.clip_grad_norm_(max_norm), dtype=torch.float32, device=site.device)
 
     utils = torchtitan.distributed.utils
     own = utils.clip_grad_norm_

@@ -196,7 +196,7 @@ class Averaging:
 
     def largest(self, number: int, *, limit: int) -> int:
         """Return the largest of a whole number over all ranks of all sites, `limit` at most."""
-        taken = torch.zeros(limit + 1, device=self._context.device)
+        taken = torch.zeros(limit + 1, dtype=torch.float32, device=self._context.device)
         taken[min(number, limit)] = 1.0
         self.average([taken])
         return int(taken.nonzero().max())
@@ -209,7 +209,7 @@ class Averaging:
         context = self._context
         if self._steps.num_steps == 0 and not self._has_averaged:
             return next(at for at in range(context.num_sites) if at not in context.late_sites)
-        takes_part = torch.zeros(context.num_sites, device=context.device)
+        takes_part = torch.zeros(context.num_sites, dtype=torch.float32, device=context.device)
         takes_part[context.index] = 1.0
         self.average([takes_part])
         return int(takes_part.nonzero().min())

@@ -75,7 +75,7 @@ def readers_per_site(
         num_sites: of the run.
         average: puts the mean over all ranks that take part in place of each tensor, exactly.
     """
-    told = torch.zeros(2, num_sites)
+    told = torch.zeros(2, num_sites, dtype=torch.float32, device="cpu")
     told[0, site], told[1, site] = own, 1.0
     average([told])
     readers, ranks = told.tolist()  # both divided by the ranks that take part, however many

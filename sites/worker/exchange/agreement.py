@@ -39,15 +39,15 @@ def tell_all(
     """
     speaks = rank == 0
     halves = [len(data) >> 16, len(data) & 0xFFFF]
-    lengths = torch.zeros(_PAIR * num_sites)
-    lengths[_PAIR * site :][:_PAIR] = torch.tensor(halves, dtype=torch.float32)
+    lengths = torch.zeros(_PAIR * num_sites, dtype=torch.float32, device="cpu")
+    lengths[_PAIR * site :][:_PAIR] = torch.tensor(halves, dtype=torch.float32, device="cpu")
     sums, _ = _sum(pipeline, lengths, site, num_sites, device, speaks=speaks)
     told = sums.reshape(num_sites, _PAIR).tolist()
     counts = [int(high) << 16 | int(low) for high, low in told]
     places = [0]
     for count in counts:
         places.append(places[-1] + -(-count // _PAIR))
-    numbers = torch.zeros(places[-1])
+    numbers = torch.zeros(places[-1], dtype=torch.float32, device="cpu")
     octets = torch.frombuffer(bytearray(data + bytes(len(data) % _PAIR)), dtype=torch.uint8)
     pairs = octets.view(-1, _PAIR).to(torch.float32)
     own = numbers[places[site] : places[site + 1]]
@@ -77,9 +77,9 @@ def tell_hashes(
     Raises:
         IsthmusError: the exchange failed.
     """
-    numbers = torch.zeros(num_sites, _QUARTERS)
+    numbers = torch.zeros(num_sites, _QUARTERS, dtype=torch.float32, device="cpu")
     quarters = [number >> 16 * place & 0xFFFF for place in range(_QUARTERS)]
-    numbers[site] = torch.tensor(quarters, dtype=torch.float32)
+    numbers[site] = torch.tensor(quarters, dtype=torch.float32, device="cpu")
     flat = numbers.view(-1)
     sums, spoke = _sum(pipeline, flat, site, num_sites, device, speaks=rank == 0)
     return [
@@ -101,7 +101,7 @@ def _sum(
 
     And which sites took part.
     """
-    ones = torch.zeros(num_sites)
+    ones = torch.zeros(num_sites, dtype=torch.float32, device="cpu")
     ones[site] = 1.0
     means = torch.cat([ones, numbers]).to(device)
     pipeline.begin(1.0 if speaks else 0.0)

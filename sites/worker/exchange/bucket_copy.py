@@ -126,7 +126,9 @@ class Transfer:
         With one rank the bucket is its own shard, and is scaled straight into the region.
         """
         alone = self._collectives.world_size == 1
-        padded = region if alone else torch.zeros(sizes.padded_numel)
+        padded = (
+            region if alone else torch.zeros(sizes.padded_numel, dtype=torch.float32, device="cpu")
+        )
         return Slot(sizes.numel, padded, shard=region, region=region)
 
     def drop_slot(self, slot: Slot) -> None:
@@ -145,7 +147,7 @@ class Transfer:
 
         From the autograd thread.
         """
-        total = torch.full((1,), number, dtype=torch.float64)
+        total = torch.full((1,), number, dtype=torch.float64, device="cpu")
         return total, self._collectives.all_reduce(total, ranks)
 
     def sum_words(self, words: Sequence[int]) -> Callable[[], list[int]]:
@@ -153,7 +155,7 @@ class Transfer:
 
         From the autograd thread.
         """
-        total = torch.tensor(words, dtype=torch.int64)
+        total = torch.tensor(words, dtype=torch.int64, device="cpu")
         wait(self._collectives.all_reduce(total))
         return lambda: [*total.tolist()]
 
@@ -198,9 +200,13 @@ class CudaTransfer(Transfer):
 
     def make_slot(self, sizes: Sizes, region: torch.Tensor) -> Slot:
         """Allocate on the device, and page-lock the region so that copies are asynchronous."""
-        shard = torch.zeros(sizes.shard_numel, device=self.device)
+        shard = torch.zeros(sizes.shard_numel, dtype=torch.float32, device=self.device)
         alone = self._collectives.world_size == 1
-        padded = shard if alone else torch.zeros(sizes.padded_numel, device=self.device)
+        padded = (
+            shard
+            if alone
+            else torch.zeros(sizes.padded_numel, dtype=torch.float32, device=self.device)
+        )
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         torch.cuda.check_error(runtime.cudaHostRegister(region.data_ptr(), region.nbytes, 0))
         return Slot(sizes.numel, padded, shard, region)
@@ -231,7 +237,7 @@ class CudaTransfer(Transfer):
     def sum_words(self, words: Sequence[int]) -> Callable[[], list[int]]:
         """The same on the side stream, which waits for results only; to hear them, one waits."""
         with torch.cuda.stream(self._up):
-            own = torch.tensor(words, dtype=torch.int64).pin_memory()
+            own = torch.tensor(words, dtype=torch.int64, device="cpu").pin_memory()
             total = own.to(self.device, non_blocking=True)
             wait(self._collectives.all_reduce(total))
 

@@ -144,14 +144,14 @@ class DeviceBlocks(DeviceCodec):
     def _allocate(self, capacity: int) -> None:
         num_blocks = capacity // BLOCK
         # On CUDA, dividing by a number of the host would be multiplying by its inverse.
-        self._level_max = torch.full((1,), self.level_max, device=self._device)
-        self._one = torch.ones(1, device=self._device)
-        self._scaled = torch.empty(capacity, device=self._device)
+        self._level_max = torch.full((1,), self.level_max, dtype=torch.float32, device=self._device)
+        self._one = torch.ones(1, dtype=torch.float32, device=self._device)
+        self._scaled = torch.empty(capacity, dtype=torch.float32, device=self._device)
         self._magnitudes = torch.empty(capacity, dtype=torch.int32, device=self._device)
         self._levels = torch.empty(capacity, dtype=self.level_dtype, device=self._device)
         self._peaks = torch.empty(num_blocks, dtype=torch.int32, device=self._device)
-        self._scales = torch.empty(num_blocks, device=self._device)
-        self._inverses = torch.empty(num_blocks, device=self._device)
+        self._scales = torch.empty(num_blocks, dtype=torch.float32, device=self._device)
+        self._inverses = torch.empty(num_blocks, dtype=torch.float32, device=self._device)
 
     def _round(self, scaled: torch.Tensor) -> None:
         """Round to whole numbers, ties to even."""

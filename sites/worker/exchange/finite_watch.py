@@ -72,17 +72,21 @@ def are_finite(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     Some of the pieces may lie on the host.
     """
     if all(each.dtype == torch.float32 and each.device.type == "cpu" for each in pieces):
-        return torch.tensor(
+        return _on_host(
             all(loops.first_not_finite(each.detach().reshape(-1).numpy()) < 0 for each in pieces)
         )
     ends = [torch.stack(torch.aminmax(each.detach())).float() for each in pieces if each.numel()]
     devices = [each.device for each in ends if each.is_cuda]
     ends = [each.to(devices[0], non_blocking=True) for each in ends] if devices else ends
-    found = torch.isfinite(torch.stack(ends)).all() if ends else torch.tensor(True)
+    found = torch.isfinite(torch.stack(ends)).all() if ends else _on_host(True)
     if found.device.type == "cpu":
         return found
-    told = torch.empty((), dtype=torch.bool, pin_memory=True)
+    told = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True)
     return told.copy_(found, non_blocking=True)
+
+
+def _on_host(value: bool) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.bool, device="cpu")
 
 
 def _first(named: Named) -> tuple[str, str]:

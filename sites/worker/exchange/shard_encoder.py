@@ -82,7 +82,9 @@ class ShardEncoder:
         self._residual: dict[int, tuple[int, int, torch.Tensor]] = {}
         self._octets = torch.empty(0, dtype=torch.uint8, device=device)
         # Page-locked, or the copy to it would hold up the thread until the device comes to it.
-        self._is_fit_here = torch.ones(1, dtype=torch.bool, pin_memory=device.type == "cuda")
+        self._is_fit_here = torch.ones(
+            1, dtype=torch.bool, device="cpu", pin_memory=device.type == "cuda"
+        )
 
     def encode(
         self,
@@ -156,7 +158,7 @@ class ShardEncoder:
             found = self._residual[bucket] = (
                 layout,
                 numel,
-                torch.zeros(count, device=self._device),
+                torch.zeros(count, dtype=torch.float32, device=self._device),
             )
         return found[2]
 

@@ -179,7 +179,7 @@ class SiteAverages:
     ) -> _Moving:
         """Start to add up over all ranks what each has weighed."""
         numel = sum(each.numel() for each in pieces)
-        flat = torch.empty(numel, device=pieces[0].device)
+        flat = torch.empty(numel, dtype=torch.float32, device=pieces[0].device)
         weights = factors or ([1.0] * len(pieces) if is_summed else self._current.tokens)
         write_pieces(pieces, weights, flat)
         pending = self._collectives.all_reduce(flat)
@@ -193,9 +193,9 @@ class SiteAverages:
         future: torch.futures.Future[torch.Tensor],
     ) -> _Moving:
         """Start to bring to each rank its shard of the bucket, added up."""
-        padded = torch.empty(route.held_numel, device=self._device)
+        padded = torch.empty(route.held_numel, dtype=torch.float32, device=self._device)
         write_pieces(pieces, 1.0, padded)
-        shard = torch.zeros(route.shard_numel, device=self._device)
+        shard = torch.zeros(route.shard_numel, dtype=torch.float32, device=self._device)
         slot = Slot(route.numel, padded, shard, shard, route=route)
         pending = start_in(self._collectives, slot)
         return _Moving(slot, pieces, pending, is_divided=False, future=future)

@@ -45,7 +45,7 @@ class UsedFlags:
         self._sharing = sharing
         self._places = {name: place for place, name in enumerate(names)}
         self._layout = layout_of_labels(f"{name} is used" for name in names)
-        self._own = torch.zeros(len(names))
+        self._own = torch.zeros(len(names), dtype=torch.float32, device="cpu")
         for name in own:
             self._own[self._places[name]] = 1.0
         self._own = self._own.to(device)

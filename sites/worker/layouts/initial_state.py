@@ -63,7 +63,9 @@ class InitialState:
         first = own.clone().to(self.device)
         self._hear_first([first], layout)
         is_equal = self._ranks_agree(data) and torch.equal(first.cpu(), own)
-        differs = torch.full((1,), 0.0 if is_equal else 1.0, device=self.device)
+        differs = torch.full(
+            (1,), 0.0 if is_equal else 1.0, dtype=torch.float32, device=self.device
+        )
         self._average([differs], layout, 1.0)
         return bool(differs.cpu() == 0)
 

@@ -96,7 +96,8 @@ class OptimizerHook(GradientHook):
         self._check_new()
         trained = [(name, each) for name, each in self.parameters() if each.requires_grad]
         grads = [_gradient(name, each) for name, each in trained]
-        is_used = torch.tensor([float(each.grad is not None) for _, each in trained])
+        has_gradient = [float(each.grad is not None) for _, each in trained]
+        is_used = torch.tensor(has_gradient, dtype=torch.float32, device="cpu")
         names = [name for name, _ in trained]
         named = [*zip(names, grads, strict=True), ("is_used", is_used)]
         finished = self._average.average(named, self._tokens.take(), is_gradient=True)

@@ -193,7 +193,7 @@ class Delayed:
             f"{_GRADIENT}{name}": laid_out_as(self._trained[name], self._gradients[name])
             for name in self._with_result(self._sent)
         }
-        norms = torch.tensor([self._sent.norm, self.max_norm], dtype=torch.float64)
+        norms = torch.tensor([self._sent.norm, self.max_norm], dtype=torch.float64, device="cpu")
         return {**tensors, _NORMS: norms}
 
     def to_load(self, stored: Forms) -> Tensors:
@@ -203,7 +203,8 @@ class Delayed:
             for path in stored
             if (name := path.removeprefix(_GRADIENT)) in self._trained
         }
-        return {**wanted, _NORMS: torch.zeros(2, dtype=torch.float64)} if _NORMS in stored else {}
+        norms = torch.zeros(2, dtype=torch.float64, device="cpu")
+        return {**wanted, _NORMS: norms} if _NORMS in stored else {}
 
     def take(self, tensors: Tensors) -> None:
         """Go on from what was loaded; nothing: from a run without a gradient under way."""

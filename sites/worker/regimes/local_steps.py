@@ -327,4 +327,4 @@ def _is_short(dtype: torch.dtype) -> bool:
 
 def _blank(parameter: torch.Tensor) -> torch.Tensor:
     """Return a flat float32 tensor for this rank's elements of a parameter, on the host."""
-    return torch.zeros(local_of(parameter).numel())
+    return torch.zeros(local_of(parameter).numel(), dtype=torch.float32, device="cpu")

@@ -338,9 +338,12 @@ class OuterBuckets:
     def _site_slot(self, bucket: OuterBucket) -> Slot:
         """Return buffers for a bucket that stays inside the site."""
         route = bucket.route
-        shard = torch.zeros(route.shard_numel, device=self._device)
-        is_moved = route.there is not None
-        padded = torch.zeros(route.held_numel, device=self._device) if is_moved else shard
+        shard = torch.zeros(route.shard_numel, dtype=torch.float32, device=self._device)
+        padded = (
+            shard
+            if route.there is None
+            else torch.zeros(route.held_numel, dtype=torch.float32, device=self._device)
+        )
         return Slot(route.numel, padded, shard, shard, route=route)
 
     # ---------------------------------------------------------------- a bucket
