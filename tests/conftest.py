@@ -1,6 +1,9 @@
 """What holds for every test."""
 
+import argparse
 import os
+import random
+import re
 import signal
 import subprocess
 import tempfile
@@ -40,6 +43,8 @@ FEW_SEEDS = 3
 """A run without `--all` takes so many seeds of a test."""
 FEW_SLOW_SEEDS = 1
 """A run without `--all` takes so many seeds of a slow test."""
+DRAWN_LIMIT_S = 240.0
+"""Tests that may take longer are not drawn."""
 RUNS = "tests/multiprocess/"
 SHARED = (
     *("tests/topology/", "tests/fuzz/", "tests/conformance/"),
@@ -75,22 +80,47 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--all`: every seed, and what is marked `exhaustive`."""
+    """Add `--all`: every seed, and what is marked `exhaustive`; and parts of what that adds."""
     parser.addoption("--all", action="store_true", help="all seeds and exhaustive tests, too")
+    parser.addoption("--shard", metavar="K/N", type=_shard, help="of what --all adds, this part")
+    parser.addoption("--draw", type=int, default=0, help="so many of what --all adds")
+    parser.addoption("--draw-seed", default="", help="decides which")
+
+
+def _shard(text: str) -> tuple[int, int]:
+    """Return K and N of `K/N`."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise argparse.ArgumentTypeError(f"must be K/N with K from 1 to N, not {text!r}")
+    return int(found[1]), int(found[2])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out later seeds and exhaustive tests, unless `--all` asks for them."""
-    if config.getoption("--all"):
+    shard = config.getoption("--shard")
+    if config.getoption("--all") and shard is None:
         return
     kept: list[pytest.Item] = []
-    left_out: list[pytest.Item] = []
+    added: list[pytest.Item] = []
     seeds_by_test: dict[str, set[object]] = {}
     for item in items:
         seeds = seeds_by_test.setdefault(item.nodeid.partition("[")[0], set())
-        (left_out if _is_for_all(item, seeds) else kept).append(item)
-    items[:] = kept
-    config.hook.pytest_deselected(items=left_out)
+        (added if _is_for_all(item, seeds) else kept).append(item)
+    if shard is not None:
+        place, num_shards = shard
+        chosen = set(added[place - 1 :: num_shards])  # neighbours take about as long
+    else:
+        quick = [item for item in added if _limit_s(item) <= DRAWN_LIMIT_S]
+        drawn = random.Random(config.getoption("--draw-seed"))
+        chosen = {*kept, *drawn.sample(quick, min(config.getoption("--draw"), len(quick)))}
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
+
+
+def _limit_s(item: pytest.Item) -> float:
+    """Return the time limit of a test."""
+    mark = item.get_closest_marker("timeout")
+    return float(mark.args[0]) if mark and mark.args else float(item.config.getini("timeout"))
 
 
 def _is_for_all(item: pytest.Item, seeds: set[object]) -> bool:
