@@ -13,27 +13,8 @@ import sys
 from pathlib import Path
 
 WHATS = (
-    *(
-        "checkpoint_stall",
-        "codecs",
-        "convergence",
-        "dashboard",
-        "frame_calls",
-        "gateways",
-        "gpu",
-        "memory",
-    ),
-    *(
-        "planner",
-        "predictions",
-        "regimes",
-        "replan",
-        "ring",
-        "routes",
-        "startup",
-        "step_checks",
-        "strangers",
-    ),
+    *("checkpoint_stall", "codecs", "convergence", "gateways", "gpu"),
+    *("memory", "planner", "predictions", "regimes", "ring"),
 )
 
 
