@@ -1,4 +1,4 @@
-"""`isthmus init` and `topology`: files to start from, maps as topologies, what there is to name."""
+"""`isthmus init` and `topology`: files to start from, and what there is to name."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import click
 from isthmus.orchestrator.cli.command_errors import CommandError
 from isthmus.orchestrator.cli.options import (
     PATH,
-    RATE,
     json_option,
-    out_option,
     set_option,
     with_output,
 )
@@ -22,8 +20,6 @@ from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.run_folder.home import JOB, TOPOLOGY
 from isthmus.topology.presets.templates import DEFAULT_PRESET, PRESETS, job_yaml, topology_yaml
 
-MAP_BYTES = 16 << 20
-"""Maps carry demands and routes that are passed over."""
 TABLE_WIDTH = 120
 """Where no terminal sets one."""
 
@@ -55,77 +51,7 @@ def init(output: Output, folder: Path, preset: str, force: bool) -> int:
 @click.group("topology")
 @json_option
 def topology() -> None:
-    """Import maps of networks; show a topology, the presets, and known accelerators."""
-
-
-@topology.command("import")
-@click.argument("file", type=PATH)
-@out_option("Write it here. [stdout]")
-@click.option("--force", is_flag=True, help="Overwrite the file that is there.")
-@click.option(
-    "--bandwidth", type=RATE, help="Bandwidth of links that the map gives no speed, as 10Gbit/s."
-)
-@click.option(
-    "--sites",
-    metavar="A,B,C",
-    default="",
-    show_default=False,
-    help="Take only these sites; links between them follow the shortest paths.",
-)
-@click.option(
-    "--accelerator",
-    default="cpu",
-    help="Accelerator of every site; `isthmus topology accelerators` lists them.",
-)
-@click.option("--nodes", type=click.IntRange(1, 1_000_000), default=1, help="Nodes of every site.")
-@click.option(
-    "--accelerators-per-node",
-    type=click.IntRange(1, 128),
-    help="Accelerators of every node. [cpu: 1, else 8]",
-)
-@with_output
-def import_command(
-    output: Output,
-    file: Path,
-    out: Path | None,
-    force: bool,
-    bandwidth: float | None,
-    sites: str,
-    accelerator: str,
-    nodes: int,
-    accelerators_per_node: int | None,
-) -> int:
-    """Turn a map into a topology: node-link JSON (NetworkX, topohub) or GraphML (Topology Zoo)."""
-    from isthmus.orchestrator.documents import read_text
-    from isthmus.topology.catalogue.accelerators import catalogue, suggestion
-    from isthmus.topology.importing.map_import import Wishes, import_topology
-
-    if accelerator not in catalogue():
-        hint = suggestion(accelerator, ()) or "; `isthmus topology accelerators` lists them"
-        raise click.UsageError(f"--accelerator: unknown accelerator {accelerator!r}{hint}")
-    if out is not None and out.exists() and not force:
-        raise CommandError("FILE_EXISTS", f"already there: {out}", {"files": [str(out)]})
-    wishes = Wishes(
-        bytes_per_s=bandwidth,
-        sites=tuple(name.strip() for name in sites.split(",") if name.strip()),
-        accelerator=accelerator,
-        nodes=nodes,
-        accelerators_per_node=accelerators_per_node or (1 if accelerator == "cpu" else 8),
-    )
-    imported = import_topology(read_text(file, MAP_BYTES), str(file), wishes)
-    for warning in imported.warnings:
-        output.note(f"warning: {warning}")
-    data = {
-        "file": None if out is None else str(out),
-        "sites": imported.num_sites,
-        "links": imported.num_links,
-        "warnings": list(imported.warnings),
-    }
-    if out is None:
-        return output.result({**data, "topology": imported.text}, imported.text.rstrip("\n"))
-    out.write_text(imported.text, encoding="utf-8")
-    output.note(f"{imported.num_sites} sites, {imported.num_links} links")
-    return output.result(data, str(out))
+    """Show a topology, the presets, and known accelerators."""
 
 
 @topology.command("presets")

@@ -55,7 +55,6 @@ CASES = [
     Case("topology", ("presets",)),
     Case("topology", ("show", "{files}/topology.yaml")),
     error("topology", "show", "{files}/absent.yaml", code="INVALID_CONFIG"),
-    error("topology", "import", "{files}/job.yaml", code="INVALID_CONFIG"),
     Case("checkpoints", ("list", "{files}")),
     error("checkpoints", "list", code="RUN_NOT_FOUND"),
     Case("runs", ("list",)),

@@ -1,4 +1,4 @@
-"""isthmus topology: import, show, presets, accelerators; and the presets that init writes."""
+"""isthmus topology: show, presets, accelerators; and the presets that init writes."""
 
 from __future__ import annotations
 
@@ -8,50 +8,6 @@ import pytest
 
 from isthmus.topology.presets.templates import PRESETS, job_yaml, topology_yaml
 from tests.cli.conftest import Isthmus
-
-MAP = Path(__file__).parent.parent / "topology" / "maps" / "backbone.json"
-
-
-def test_an_imported_map_is_a_valid_topology(isthmus: Isthmus, tmp_path: Path) -> None:
-    out = tmp_path / "topology.yaml"
-    done = isthmus("topology", "import", MAP, "--bandwidth", "10Gbit/s", "--out", out, "--json")
-    assert done.code == 0
-    assert done.envelope["data"] == {"file": str(out), "sites": 11, "links": 14, "warnings": []}
-    assert isthmus("validate", out).code == 0
-    shown = isthmus("topology", "show", out, "--json").envelope["data"]
-    assert (len(shown["sites"]), len(shown["links"])) == (11, 28)
-    assert {link["rtt_origin"] for link in shown["links"]} == {"distance"}
-    assert "seattle -> denver" in isthmus("topology", "show", out).out
-
-
-def test_without_out_the_topology_is_the_result(isthmus: Isthmus, tmp_path: Path) -> None:
-    done = isthmus(
-        *("topology", "import", MAP, "--bandwidth", "1Gbit/s", "--sites", "seattle, denver"),
-        *("--accelerator", "h100-sxm", "--nodes", "2"),
-    )
-    assert done.code == 0
-    assert not done.err
-    (tmp_path / "t.yaml").write_text(done.out)
-    entry = isthmus("validate", tmp_path / "t.yaml", "--json").envelope["data"]["files"][0]
-    assert (entry["sites"], entry["ranks"]) == (2, 32)
-
-
-def test_import_refuses_what_is_there_and_what_is_not_known(
-    isthmus: Isthmus, tmp_path: Path
-) -> None:
-    out = tmp_path / "topology.yaml"
-    out.write_text("mine")
-    arguments = ("topology", "import", MAP, "--bandwidth", "10Gbit/s", "--out", out, "--json")
-    assert isthmus(*arguments).envelope["error"]["code"] == "FILE_EXISTS"
-    assert out.read_text() == "mine"
-    assert isthmus(*arguments, "--force").code == 0
-    unknown = isthmus(*arguments, "--accelerator", "h100", "--force")
-    assert (unknown.code, "did you mean 'h100-" in unknown.err) == (2, True)
-    assert isthmus("topology", "import", MAP, "--bandwidth", "10").code == 2
-    speeds = isthmus("topology", "import", MAP, "--json")
-    assert (speeds.code, speeds.envelope["error"]["code"]) == (2, "INVALID_CONFIG")
-    assert "--bandwidth" in speeds.envelope["error"]["message"]
-    assert isthmus("topology", "import", tmp_path / "none.json").code == 2
 
 
 def test_the_catalogue_and_the_presets_are_listed(isthmus: Isthmus) -> None:

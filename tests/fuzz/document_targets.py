@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import sqlite3
-from pathlib import Path
 
 from isthmus.orchestrator.client.recorded_run import RecordedRun
 from isthmus.orchestrator.coordinator.journal import FILE, JournalError
@@ -23,7 +22,6 @@ from isthmus.topology.documents.editing import with_measured
 from isthmus.topology.documents.load import document_kind, load_job, load_topology, split_overrides
 from isthmus.topology.faults.loading import load_faults
 from isthmus.topology.faults.script import expand
-from isthmus.topology.importing.map_import import Wishes, import_topology
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.text.yaml_document import read_document
 from isthmus.topology.trees.tree_choice import plan_reduction
@@ -31,10 +29,9 @@ from tests.fakes.recorded_benches import record_bench
 from tests.fakes.recorded_runs import metric, record_run
 from tests.fuzz.line_targets import file_with, json_bytes, line
 from tests.fuzz.target import MIB, Target
-from tests.topology import documents, fault_documents
+from tests.topology import fault_documents
 from tests.topology.documents import JOB, TOPOLOGY
 
-_MAPS = Path(documents.__file__).parent / "maps"
 _CHAIN = load_topology(fault_documents.TOPOLOGY, "chain.yaml")
 _WORLD = load_topology(TOPOLOGY, "topology.yaml")
 _TREES = """\
@@ -74,21 +71,6 @@ def _load_faults(data: bytes) -> None:
 def _plan(data: bytes) -> None:
     plan = plan_reduction(load_job(_text(data), "job.yaml"), _WORLD)
     assert all(plan.neighbours(site) for site in range(plan.num_sites))
-
-
-def _import_map(data: bytes) -> None:
-    import_topology(_text(data), "map", Wishes(bytes_per_s=1.25e9))
-
-
-def _map_target(name: str, file: str) -> Target:
-    return Target(
-        name=name,
-        decode=_import_map,
-        refusals=(ConfigError,),
-        samples=lambda: [(_MAPS / file).read_bytes()],
-        most_bytes=lambda data: 4 * MIB + json_bytes(data),
-        mutations=60,
-    )
 
 
 def _write_measured(data: bytes) -> None:
@@ -237,8 +219,6 @@ DOCUMENT_TARGETS = (
         mutations=60,
     ),
     _yaml_target("measured-figures", _write_measured, [TOPOLOGY], 30),
-    _map_target("map-node-link", "backbone.json"),
-    _map_target("map-graphml", "zoo.graphml"),
     Target(
         name="journal",
         decode=_read_journal,

@@ -1,1 +1,0 @@
-"""The import of network maps: formats that others write become topologies."""
