@@ -207,13 +207,6 @@ _ENTRIES = (
         ExitCode.PREFLIGHT,
     ),
     Entry(
-        "EMULATION_INEXACT",
-        "The emulated links are not what was configured, within the tolerance.",
-        "Repeat it on a machine with nothing else to do; then use lower rates or the other "
-        "emulator.",
-        ExitCode.PREFLIGHT,
-    ),
-    Entry(
         "SCRIPT_FAILED",
         "A training script raised an exception, or ended with a status other than 0.",
         "Mend the script: the log named ends with the traceback. Where the other sites are to go on "

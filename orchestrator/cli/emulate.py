@@ -1,4 +1,4 @@
-"""`isthmus emulate`: the WAN of a topology by itself, entered, changed, checked and cleaned up."""
+"""`isthmus emulate`: the WAN of a topology by itself, entered, changed and cleaned up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from isthmus.orchestrator.core.run_events import Endpoint
     from isthmus.topology.spec.world import Topology
 
-_BELONGING = {"check": ("emulator", "set", "quick"), "clean": (), "enter": (), "apply": ()}
+_BELONGING = {"clean": (), "enter": (), "apply": ()}
 """What may stand beside each option that does something else than to emulate."""
 
 
@@ -58,8 +58,6 @@ _BELONGING = {"check": ("emulator", "set", "quick"), "clean": (), "enter": (), "
     metavar="NAME",
     help="Change the emulation NAME, by 'link: [a, b], rate: 10Mbit/s' say.",
 )
-@click.option("--check", is_flag=True, help="Measure emulated links against their configuration.")
-@click.option("--quick", is_flag=True, help="With --check: measure few settings.")
 @click.option("--clean", is_flag=True, help="Remove what dead emulations left behind.")
 @home_option
 @with_output
@@ -74,16 +72,14 @@ def command(
     served: tuple[str, ...],
     enter: tuple[str, str] | None,
     apply: str | None,
-    check: bool,
-    quick: bool,
     clean: bool,
     home: Path | None,
 ) -> int:
     """Emulate the WAN of TOPOLOGY until Ctrl-C, or until COMMAND ends.
 
-    --enter, --apply, --check and --clean do something else instead: see docs/emulation.md.
+    --enter, --apply and --clean do something else instead: see docs/emulation.md.
     """
-    modes = {"check": check, "clean": clean, "enter": enter, "apply": apply is not None}
+    modes = {"clean": clean, "enter": enter, "apply": apply is not None}
     beside = {
         "emulator": emulator,
         "set": overrides,
@@ -91,7 +87,6 @@ def command(
         "seed": seed is not None,
         "name": name is not None,
         "serve": served,
-        "quick": quick,
     }
     _refuse_mixtures(
         [mode for mode, value in modes.items() if value],
@@ -103,17 +98,8 @@ def command(
         return _apply(output, home_folder(home), apply, arguments)
     if clean:
         return _clean(output, home_folder(home), arguments)
-    if check:
-        from isthmus.orchestrator.cli.emulate_check import run_check
-
-        if len(arguments) > 1:
-            raise click.UsageError("--check: at most one TOPOLOGY")
-        if overrides and not arguments:
-            raise click.UsageError("--set: changes a TOPOLOGY, and there is none")
-        path = Path(arguments[0]) if arguments else None
-        return run_check(output, path, overrides, emulator or "auto", quick=quick)
     if not arguments:
-        raise click.UsageError("want a TOPOLOGY, or one of --enter, --apply, --check, --clean")
+        raise click.UsageError("want a TOPOLOGY, or one of --enter, --apply, --clean")
     topology, script = _documents(Path(arguments[0]), overrides, faults_path)
     from isthmus.orchestrator.cli.emulate_run import run_emulation
     from isthmus.orchestrator.emulator.standing import Wanted
@@ -145,8 +131,6 @@ def _refuse_mixtures(modes: Sequence[str], options: Sequence[str]) -> None:
         for option in options:
             if option not in _BELONGING[mode]:
                 raise click.UsageError(f"--{option}: does not go with --{mode}")
-    if "quick" in options and not modes:
-        raise click.UsageError("--quick: goes with --check")
 
 
 def _documents(path: Path, overrides: Sequence[str], faults_path: Path | None) -> tuple[Any, Any]:

@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-from isthmus.orchestrator.cli import emulate_check
-from isthmus.orchestrator.emulator.self_check import Figure
 from tests.cli.conftest import Isthmus
 from tests.fakes.marked_processes import MarkedProcesses
 from tests.fakes.worlds import topology_text
@@ -232,9 +230,6 @@ def test_what_cannot_be_emulated_is_refused_in_a_line(
         (["--clean", "--enter", "wan", "a"], "--clean and --enter: one at a time"),
         (["--clean", "--seed", "3"], "--seed: does not go with --clean"),
         (["--apply", "wan", "heal: all", "--name", "x"], "--name: does not go with --apply"),
-        (["--check", "--serve", "a=h:1"], "--serve: does not go with --check"),
-        (["--check", "--set", "links.0.rtt=1ms"], "--set: changes a TOPOLOGY"),
-        (["TOPOLOGY", "--quick"], "--quick: goes with --check"),
         (["TOPOLOGY", "--emulator", "netns", "--serve", "a=h:1"], "--serve: goes with the relay"),
     ],
 )
@@ -246,47 +241,3 @@ def test_no_option_is_ignored(
     done = isthmus("emulate", *(str(path) if each == "TOPOLOGY" else each for each in arguments))
     assert done.code == 2
     assert message in done.err
-
-
-def test_the_check_has_a_verdict(
-    isthmus: Isthmus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured = 0.0205
-
-    def figure(what: str, unit: str, values: tuple[float, float, float]) -> Figure:
-        expected, got, allowed = values
-        return Figure(
-            link="a -> b",
-            setting="100Mbit/s, 20ms",
-            what=what,
-            unit=unit,
-            expected=expected,
-            measured=got,
-            allowed=allowed,
-            cpu=0.25,
-        )
-
-    async def measure(*_: object, is_netns: bool) -> list[Figure]:
-        return [
-            figure("RTT", "s", (0.02, measured, 1e-3)),
-            figure("1 connection", "bytes/s", (1e7, 9.9e6, 3e5)),
-        ]
-
-    monkeypatch.setattr(emulate_check, "_measure", measure)
-    good = isthmus("emulate", "--check", "--emulator", "relay")
-    assert good.code == 0
-    assert "relay: all 2 figures within tolerance; the worst used 50% of it" in good.out
-    assert "25%" in good.out, "the emulator's CPU"
-    data = isthmus("emulate", "--check", "--emulator", "relay", "--json").envelope["data"]
-    assert (data["is_exact"], [figure["is_good"] for figure in data["figures"]]) == (
-        True,
-        [True, True],
-    )
-    path = tmp_path / "topology.yaml"
-    path.write_text(topology_text(1).replace("links:", "links: []"))
-    alone = isthmus("emulate", "--check", path, "--emulator", "relay")
-    assert (alone.code, "no two sites with a link each way" in alone.err) == (2, True)
-    measured = 0.03
-    bad = isthmus("emulate", "--check", "--emulator", "relay", "--json")
-    assert (bad.code, bad.envelope["error"]["code"]) == (3, "EMULATION_INEXACT")
-    assert "1 of 2 figures are off by too much, the worst: 100Mbit/s, 20ms" in bad.err

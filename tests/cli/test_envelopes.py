@@ -98,7 +98,7 @@ CASES = [
     error(
         "emulate", "{files}/topology.yaml", "--faults", "{files}/job.yaml", code="INVALID_CONFIG"
     ),
-    error("emulate", "--check", "--clean", code="USAGE"),
+    error("emulate", "--apply", "x", "--clean", code="USAGE"),
     error("emulate", "{files}/topology.yaml", "--serve", "nowhere=127.0.0.1:1", code="USAGE"),
     error(
         *("emulate", "{files}/topology.yaml", "--serve", "oregon=10.0.0.1:1"),

@@ -208,7 +208,7 @@ def test_a_reader_that_has_stopped_costs_messages_and_never_waits() -> None:
 def test_round_trip_and_throughput_are_what_was_configured() -> None:
     """Loose above, where a busy machine may be late; tight below, where only a bug gets.
 
-    Exact figures of a quiet machine: `isthmus emulate --check --emulator relay`.
+    Exact figures of a quiet machine: `python -m tests.tools.emulation_check`.
     """
     rate, rtt_s, num_bytes = 6.25e6, 0.06, 4 << 20
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -1,4 +1,4 @@
-"""Compares emulated links with their configuration: what `isthmus emulate --check` measures.
+"""Compares emulated links with their configuration: `python -m tests.tools.emulation_check`.
 
 A scene is one emulation with a receiver at each site (link_meter.py). Senders and echoes are
 separate processes, so that a second full link takes no processor time from the measured one.
@@ -9,18 +9,22 @@ losses on a long path delay that by many round trips.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import itertools
 import json
 import math
 import statistics
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 
+from isthmus.orchestrator.documents import load_topology_file
 from isthmus.orchestrator.emulator.backend import Backend, EmulatorError
 from isthmus.orchestrator.emulator.emulator_config import (
     NetnsConfig,
@@ -30,9 +34,11 @@ from isthmus.orchestrator.emulator.emulator_config import (
 )
 from isthmus.orchestrator.emulator.link_shape import LinkShape
 from isthmus.orchestrator.evidence.view import formats
-from isthmus.protos.own_processes import leashed, own_command
+from isthmus.protos.own_processes import leashed
 from isthmus.topology.spec.tcp_constants import PAYLOAD_SHARE
 from isthmus.topology.spec.world import Topology
+
+METER = Path(__file__).with_name("link_meter.py")
 
 RTT_S, RTT_SHARE = 0.001, 0.02
 """Allowed error of a round trip: seconds, or a share of it, whichever is more."""
@@ -128,20 +134,10 @@ class Figure:
         """Whether the difference is allowed."""
         return abs(self.measured - self.expected) <= self.allowed
 
-    @property
-    def of_allowed(self) -> float:
-        """Difference as a share of the allowed one; above 1 it is too large."""
-        return abs(self.measured - self.expected) / self.allowed
-
 
 def allowed_rtt_s(rtt_s: float, jitter_s: float) -> float:
     """Return the allowed error of a median round trip."""
     return max(RTT_S, RTT_SHARE * rtt_s) + jitter_s
-
-
-def worst(figures: Iterable[Figure]) -> Figure | None:
-    """Return the figure with the largest share of its allowed difference."""
-    return max(figures, key=lambda figure: figure.of_allowed, default=None)
 
 
 def grid(*, is_quick: bool, has_loss: bool) -> list[Scene]:
@@ -202,6 +198,10 @@ class Effort:
     datagrams: int
 
 
+FULL_EFFORT = Effort(window_s=3.0, datagrams=NUM_DATAGRAMS)
+QUICK_EFFORT = Effort(window_s=1.5, datagrams=QUICK_DATAGRAMS)
+
+
 class Meter:
     """A running process of link_meter.py."""
 
@@ -239,9 +239,7 @@ Namespaces = tuple[str, str] | None
 async def _running_meter(namespaces: Namespaces, *words: object) -> AsyncIterator[Meter]:
     """Run a meter while the block runs, inside namespaces if given."""
     process = await asyncio.create_subprocess_exec(
-        *leashed(
-            own_command("isthmus.orchestrator.emulator.link_meter", *map(str, words)), namespaces
-        ),
+        *leashed([sys.executable, str(METER), *map(str, words)], namespaces),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -453,3 +451,39 @@ async def opened(scene: Scene, *, is_netns: bool) -> AsyncIterator[Bench]:
             emulator = await Backend.start(relayed, deadline_s)
             stack.push_async_callback(emulator.close)
         yield Bench(scene, receivers, emulator)
+
+
+def main(arguments: list[str]) -> int:
+    """Print a line for each figure; return 1 if one is off by too much."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("topology", nargs="?", type=Path, help="measure its links, not a grid")
+    parser.add_argument("--emulator", choices=["relay", "netns"], default="relay")
+    parser.add_argument("--quick", action="store_true", help="few settings")
+    options = parser.parse_args(arguments)
+    is_netns = options.emulator == "netns"  # the relay has no packets that could be counted
+    if options.topology is None:
+        scenes = grid(is_quick=options.quick, has_loss=is_netns)
+    else:
+        scenes = [scene_of(load_topology_file(options.topology, ()), has_loss=is_netns)]
+    effort = QUICK_EFFORT if options.quick else FULL_EFFORT
+    return asyncio.run(_print_all(scenes, effort, is_netns=is_netns))
+
+
+async def _print_all(scenes: Iterable[Scene], effort: Effort, *, is_netns: bool) -> int:
+    num_failed = 0
+    for scene in scenes:
+        async with opened(scene, is_netns=is_netns) as bench:
+            async for figure in bench.measure(effort):
+                num_failed += not figure.is_good
+                verdict = "ok" if figure.is_good else "TOO FAR"
+                print(
+                    f"{figure.setting:20} {figure.what:32} expected {figure.expected:.6g} "
+                    f"measured {figure.measured:.6g} {figure.unit} {figure.deviation:+.1%} "
+                    f"{verdict}",
+                    flush=True,
+                )
+    return min(num_failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -8,8 +8,10 @@ import math
 
 import pytest
 
-from isthmus.orchestrator.emulator import self_check
-from isthmus.orchestrator.emulator.self_check import (
+from isthmus.orchestrator.emulator.site_namespaces import netns_problem
+from tests.fakes.worlds import topology
+from tests.tools import emulation_check
+from tests.tools.emulation_check import (
     GRID_BITS_PER_S,
     GRID_RTTS_S,
     Effort,
@@ -18,10 +20,7 @@ from isthmus.orchestrator.emulator.self_check import (
     grid,
     opened,
     scene_of,
-    worst,
 )
-from isthmus.orchestrator.emulator.site_namespaces import netns_problem
-from tests.fakes.worlds import topology
 
 EFFORT = Effort(window_s=0.05, datagrams=2000)
 
@@ -44,9 +43,6 @@ def test_a_figure_is_good_within_what_is_allowed() -> None:
     assert a_figure(0.150, 0.1529, allowed_rtt_s(0.150, 0)).is_good
     assert not a_figure(0.150, 0.1531, allowed_rtt_s(0.150, 0)).is_good
     assert a_figure(1, 9, math.inf).is_good, "not judged"
-    figures = [a_figure(1, 1.02, 0.03), a_figure(1, 0.5, 0.1), a_figure(1, 1, 1)]
-    assert worst(figures) is figures[1]
-    assert worst([]) is None
 
 
 def test_the_grid_has_every_round_trip_with_every_rate() -> None:
@@ -78,8 +74,8 @@ def test_of_a_topology_every_link_is_measured() -> None:
 def test_real_links_are_measured(is_netns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if is_netns and (why := netns_problem()):
         pytest.skip(why)
-    monkeypatch.setattr(self_check, "MIN_PIECE_S", 0.02)
-    monkeypatch.setattr(self_check, "WARM_S", 0.1)
+    monkeypatch.setattr(emulation_check, "MIN_PIECE_S", 0.02)
+    monkeypatch.setattr(emulation_check, "WARM_S", 0.1)
     scenes = grid(is_quick=True, has_loss=is_netns)
     scene = next(each for each in scenes if each.pairs[0].beside)
     if is_netns:
@@ -92,7 +88,7 @@ def test_real_links_are_measured(is_netns: bool, monkeypatch: pytest.MonkeyPatch
 
     measured = asyncio.run(asyncio.wait_for(story(), 60))
 
-    # How well it does is said by `isthmus emulate --check`: here other tests run beside it.
+    # How well it does is said by emulation_check.py: here other tests run beside it.
     whats = [figure.what.partition(",")[0] for figure in measured]
     assert whats[:3] == ["RTT", "1 connection", "4 connections"]
     assert whats[3:] == (["loss"] if is_netns else [])

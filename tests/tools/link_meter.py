@@ -1,6 +1,6 @@
-"""One end of an emulated link that `isthmus emulate --check` measures.
+"""One end of an emulated link that emulation_check.py measures.
 
-`python -m isthmus.orchestrator.emulator.link_meter` and one of
+`python link_meter.py` and one of
 
     serve HOST                       receives
     echo HOST PORT COUNT             times small messages
