@@ -102,10 +102,10 @@ machine has {other}
 cpu` where that is meant; to try without: `--emulate`, or `--set trainer.compute=modelled`
 note numa-nodes: the machine has several NUMA nodes: {devices}
   a gateway on another node reads and writes what is farther away
-  `wan: {{numa: nic}}` or `{{numa: card}}` of site {named} keeps its gateways there
+  start the agent of site {named} under `numactl --cpunodebind=N`
 note numa-nodes/differ: cards and network are not on the same NUMA nodes: {devices}
   what one of these cards sends crosses the link between the processors
-  `wan: {{interfaces: […]}}` of site {named}, with one near each card; else `wan: {{numa: nic}}`
+  `wan: {{interfaces: […]}}` of site {named}, with one near each card
 warning small-{verb}-buffer: {verb} buffers end at {most}, and the link from {source} to {target} \
 holds {held}
   {verdict}

@@ -287,7 +287,7 @@ def lane_findings(machine: Machine, topology: Topology) -> Iterator[Finding]:
 
 
 def _numa(machine: Machine) -> Iterator[Finding]:
-    """Tell on which NUMA nodes cards and network interfaces are, if not all gateways are bound."""
+    """Tell on which NUMA nodes cards and network interfaces are, if there are several."""
     cards: dict[int, list[str]] = {}
     named: list[str] = []
     on: set[int] = set()
@@ -300,13 +300,11 @@ def _numa(machine: Machine) -> Iterator[Finding]:
     for node, names in sorted(cards.items()):
         what = f"card {names[0]} is" if len(names) == 1 else f"cards {', '.join(names)} are"
         named.append(f"{what} on node {node}")
-    unbound = [site.name for site in machine.sites if not site.numa]
     differs = bool(on) and bool(cards) and {*cards} != on
-    if not named or not (differs or unbound):
-        return
-    name = "numa-nodes/differ" if differs else "numa-nodes"
-    site = (unbound or [each.name for each in machine.sites])[0]
-    yield finding(name, machine.name, devices="; ".join(named), named=site)
+    if named:
+        name = "numa-nodes/differ" if differs else "numa-nodes"
+        site = machine.sites[0].name
+        yield finding(name, machine.name, devices="; ".join(named), named=site)
 
 
 def torch_findings(machines: Sequence[Machine]) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""The NUMA nodes of this machine: which cards and network interfaces are on which, and their cores.
+"""The NUMA nodes of this machine: which cards and network interfaces are on which.
 
 A machine with several processors has memory and devices at each: a node. What a process of another
 node reads or writes there crosses the link between the processors. All is read from /sys and /proc,
@@ -26,15 +26,6 @@ def nodes(root: Path = ROOT) -> list[int]:
     return sorted(int(each.name[4:]) for each in (root / _NODES).glob("node[0-9]*"))
 
 
-def cores_of(node: int, root: Path = ROOT) -> set[int]:
-    """Return the cores of a node; none if there is no such node."""
-    text = _read(root / _NODES / f"node{node}" / "cpulist")
-    cores: set[int] = set()
-    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
-        cores |= {*range(int(first), int(last or first) + 1)}
-    return cores
-
-
 def node_of_interface(name: str, root: Path = ROOT) -> int | None:
     """Return the node of a network interface; None: it has no device, or the kernel does not know.
 
@@ -46,18 +37,6 @@ def node_of_interface(name: str, root: Path = ROOT) -> int | None:
     lower = [each.name.removeprefix("lower_") for each in folder.glob("lower_*")]
     found = {node_of_interface(each, root) for each in lower}
     return found.pop() if len(found) == 1 else None
-
-
-def node_of_card(index: int, environ: Mapping[str, str], root: Path = ROOT) -> int | None:
-    """Return the node of a CUDA card; None: there is no such card, or the kernel does not know.
-
-    Args:
-        index: As CUDA counts cards, which is by their addresses where all are of one model.
-        environ: Whose CUDA_VISIBLE_DEVICES says which cards CUDA counts.
-        root: Folder in which /sys and /proc are.
-    """
-    addresses = visible_cards(environ, root)
-    return _node_of_address(addresses[index], root) if index < len(addresses) else None
 
 
 def visible_cards(environ: Mapping[str, str], root: Path = ROOT) -> list[str]:

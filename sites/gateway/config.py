@@ -89,10 +89,6 @@ class GatewayConfig:
     """Ports that this gateway may bind. None: any free port."""
     listens: bool = True
     """False: this gateway accepts no connections; it dials its peers for both directions."""
-    numa: str = ""
-    """The device on whose NUMA node this gateway runs: `nic`, `card`, or empty: anywhere."""
-    card: int = 0
-    """Index of the first of its ranks' cards in their node."""
     socket_path: str
     """Path of the Unix socket on which this gateway's ranks connect."""
     state_folder: str = ""

@@ -27,7 +27,6 @@ from isthmus.sites.gateway.agent_port import (
 )
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.gateway import Gateway
-from isthmus.sites.gateway.numa_binding import bind_to_node
 from isthmus.sites.gateway.probing.probing_gateway import ProbingGateway
 from isthmus.topology.spec.errors import ConfigError
 
@@ -61,7 +60,6 @@ def main() -> int:
         config = read_configuration(stdin)
         if config is None:
             return 0
-        bind_to_node(config)  # before threads are started, or cores counted
         return _run(config, stdin, agent)
     except IsthmusError as error:
         return _refuse(agent, failure_of(error))

@@ -65,8 +65,6 @@ def gateway_config(
         told_host=listening.told if told_host is None else told_host,
         ports=listening.ports,
         listens=described.inbound,
-        numa=described.numa,
-        card=in_node * described.accelerators_per_node // described.gateways_per_node,
         socket_path=socket_path,
         state_folder=state_folder,
         fetches_state=in_node == 0,

@@ -96,27 +96,21 @@ CARDS = tuple(NumaDevice(kind="card", name=str(index), node=index // 2) for inde
 
 
 @pytest.mark.parametrize(
-    ("devices", "overrides", "said", "cure"),
+    ("devices", "said", "cure"),
     [
-        (CARDS[:2], (), "cards 0, 1 are on node 0", "`wan: {numa: nic}` or `{numa: card}` of site"),
+        (CARDS[:2], "cards 0, 1 are on node 0", "under `numactl --cpunodebind=N`"),
         (
             (NumaDevice(kind="interface", name="ens5", node=1), *CARDS),
-            ("sites.0.wan.numa=nic", "sites.1.wan.numa=nic"),
             "ens5 is on node 1; cards 0, 1 are on node 0; card 2 is on node 1",
             "`wan: {interfaces: […]}` of site a",
         ),
     ],
 )
-def test_numa_nodes_are_told(
-    devices: tuple[NumaDevice, ...], overrides: tuple[str, ...], said: str, cure: str
-) -> None:
+def test_numa_nodes_are_told(devices: tuple[NumaDevice, ...], said: str, cure: str) -> None:
     facts = dataclasses.replace(good_facts(), numa=devices)
-    described = topology(*overrides)
+    described = topology()
     found = only(machine_findings(machine(facts, described), described), "numa-nodes", NOTE, cure)
     assert found.found.endswith(said)
-    bound = topology("sites.0.wan.numa=card", "sites.1.wan.numa=card")
-    is_silent = not machine_findings(machine(facts, bound), bound)
-    assert is_silent == (len(devices) == 2), "bound, and all on one node"
 
 
 def test_nothing_is_found_where_all_is_well() -> None:

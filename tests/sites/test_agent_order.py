@@ -101,14 +101,6 @@ def test_a_probe_takes_one_node_of_a_site(tmp_path: Path) -> None:
     assert config.gateways_per_site == (1, 1)
 
 
-def test_gateways_are_bound_to_the_card_of_their_first_rank(tmp_path: Path) -> None:
-    text = topology_yaml(2, 8, gateways=4).replace("wan: {", "wan: {numa: card, ")
-    order = read_order(prepare(text, job_yaml()), "a", tmp_path)
-    found = [node_config(order, gateway) for gateway in range(5)]
-    assert [each.card for each in found] == [0, 2, 4, 6, 0]
-    assert {each.numa for each in found} == {"card"}
-
-
 def node_config(order: SiteOrder, node: int) -> GatewayConfig:
     return gateway_config(
         order.spec,

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from isthmus.protos.usable_cores import usable_cores
 from isthmus.sites.facts import numa
-from isthmus.sites.gateway.numa_binding import bind_to_node
 from isthmus.topology.spec.machine_facts import NumaDevice
-from tests.fakes.gateway_sites import GATHER_2, gateway_config
 
 NODES = {0: "0-7,16-23", 1: "8-15,24"}
 INTERFACES = {"eth0": "0", "eth1": "1", "wlan0": "-1"}
@@ -52,11 +45,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_nodes_have_cores(root: Path, tmp_path: Path) -> None:
+def test_nodes_are_counted(root: Path, tmp_path: Path) -> None:
     assert numa.nodes(root) == [0, 1]
-    assert numa.cores_of(0, root) == {*range(8), *range(16, 24)}
-    assert numa.cores_of(1, root) == {*range(8, 16), 24}
-    assert numa.cores_of(2, root) == set()
     assert numa.nodes(tmp_path / "other") == []
 
 
@@ -80,19 +70,19 @@ def test_an_interface_is_where_its_device_is(root: Path, name: str, node: int | 
 @pytest.mark.parametrize(
     ("visible", "nodes"),
     [
-        (None, [0, 0, 1, None]),
-        ("2,0", [1, 0, None]),
-        ("GPU-bbbb-3, GPU-aaaa", [1, 0, None]),
-        ("0,9,1", [0, None]),
-        ("", [None]),
-        ("MIG-1", [None]),
+        (None, [0, 0, 1]),
+        ("2,0", [1, 0]),
+        ("GPU-bbbb-3, GPU-aaaa", [1, 0]),
+        ("0,9,1", [0]),
+        ("", []),
+        ("MIG-1", []),
     ],
 )
 def test_cards_are_those_that_cuda_counts(
-    root: Path, visible: str | None, nodes: list[int | None]
+    root: Path, visible: str | None, nodes: list[int]
 ) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    found = [numa.node_of_card(index, environ, root) for index in range(len(nodes))]
+    found = [device.node for device in numa.devices([], environ, root)]
     assert found == nodes
 
 
@@ -104,57 +94,3 @@ def test_devices_are_told_as_far_as_they_are_known(root: Path) -> None:
         NumaDevice(kind="card", name="0", node=0),
         NumaDevice(kind="card", name="1", node=1),
     )
-
-
-# A gateway's cores.
-
-
-@pytest.fixture
-def first_core() -> Iterator[int]:
-    """A core that this process may use; it may use the same ones afterwards."""
-    before = os.sched_getaffinity(0)
-    yield min(before)
-    os.sched_setaffinity(0, before)
-
-
-def bound(root: Path, **settings: Any) -> set[int]:  # noqa: ANN401 - any field
-    """Return the cores of a gateway with these settings."""
-    before = os.sched_getaffinity(0)
-    config = gateway_config(root, GATHER_2, 0, **settings)
-    bind_to_node(config, {}, root)
-    found = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, before)
-    return found
-
-
-def test_a_gateway_runs_where_the_topology_says(root: Path, first_core: int) -> None:
-    everywhere = os.sched_getaffinity(0)
-    write(root / "sys/devices/system/node/node0/cpulist", "9000")
-    write(root / "sys/devices/system/node/node1/cpulist", f"{first_core},9001")
-    assert bound(root) == everywhere
-    assert bound(root, numa="nic", interface="eth1", bind_host="") == {first_core}
-    assert bound(root, numa="nic", bind_host="0.0.0.0") == {first_core}, "by the default route"
-    assert bound(root, numa="card", card=2) == {first_core}
-
-
-def test_the_cores_of_its_node_are_those_that_count(root: Path, first_core: int) -> None:
-    write(root / "sys/devices/system/node/node1/cpulist", str(first_core))
-    bind_to_node(gateway_config(root, GATHER_2, 0, numa="card", card=2), {}, root)
-    assert usable_cores() == 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"numa": "card", "card": 5}, "card 5: on an unknown NUMA node"),
-        ({"numa": "nic", "interface": "lo"}, "interface lo: on an unknown NUMA node"),
-        ({"numa": "card", "card": 0}, "may use no core of NUMA node 0, where card 0 is"),
-    ],
-)
-def test_what_cannot_be_bound_is_told_and_runs_anywhere(
-    root: Path, settings: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    write(root / "sys/devices/system/node/node0/cpulist", "9000")
-    with caplog.at_level(logging.WARNING):
-        assert bound(root, **settings) == os.sched_getaffinity(0)
-    assert said in caplog.text

@@ -207,15 +207,6 @@ def test_gateways_divide_a_nodes_ranks_and_are_taken_over() -> None:
     assert [(site.num_gateways, site.ranks_per_gateway) for site in sites] == [(2, 1), (6, 4)]
 
 
-def test_gateways_are_bound_to_a_numa_node_where_that_is_said() -> None:
-    assert [site.numa for site in load_topology(TWO_SITES, "t.yaml").sites] == ["", ""]
-    text = changed(TWO_SITES, "{name: a, ", "{name: a, wan: {numa: nic}, ")
-    sites = load_topology(text, "t.yaml", ["sites.0.wan.gateways_per_node=1"]).sites
-    assert [site.numa for site in sites] == ["nic", "nic"], "as `like` says"
-    text = changed(text, "like: a}", "like: a, wan: {numa: card}}")
-    assert [site.numa for site in load_topology(text, "t.yaml").sites] == ["nic", "card"]
-
-
 @pytest.mark.parametrize(
     ("override", "path"),
     [

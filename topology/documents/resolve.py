@@ -81,7 +81,6 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
     rates = (each.wan.nic for each in chain if each.wan is not None)
     counts = (each.wan.gateways_per_node for each in chain if each.wan is not None)
     gateways = next((count for count in counts if count is not None), AUTO)
-    near = (each.wan.numa for each in chain if each.wan is not None)
     return Site(
         name=own.name,
         index=index,
@@ -101,7 +100,6 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
         nic_bytes_per_s=next((rate for rate in rates if rate is not None), None),
         gateways_per_node=gateways if isinstance(gateways, int) else 1,
         chooses_gateways=gateways == AUTO,
-        numa=next((device for device in near if device is not None), ""),
         job_folder=own.job_folder or "",
     )
 

@@ -299,13 +299,6 @@ class WanModel(Strict):
             "turn; peers dial these unless there is an address.",
         ),
     ]
-    numa: Annotated[
-        Literal["nic", "card"] | None,
-        Field(
-            description="Gateways run on the cores of the NUMA node of their network interface "
-            "(nic), or of their first rank's card. [any cores]"
-        ),
-    ] = None
     proxy: Annotated[
         Proxy | None,
         Field(description="HTTP proxy through which the site's agent reaches the coordinator."),
@@ -380,9 +373,9 @@ class SiteModel(Strict):
     like: Annotated[
         str | None,
         Field(
-            description="Another site, whose nodes, accelerators, fabric, wan (its nic, "
-            "gateways_per_node and numa) and launcher this one has unless it says otherwise. Never "
-            "its location."
+            description="Another site, whose nodes, accelerators, fabric, wan (its nic and "
+            "gateways_per_node) and launcher this one has unless it says otherwise. Never its "
+            "location."
         ),
     ] = None
     location: LocationModel | None = None

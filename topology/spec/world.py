@@ -142,9 +142,6 @@ class Site:
     while it has yet to be decided."""
     chooses_gateways: bool = field(default=False, compare=False, metadata=IF_USED)
     """Whether `gateways_per_node` has yet to be decided, for a run (topology/spec/lanes.py)."""
-    numa: str = field(default="", compare=False, metadata=IF_USED)
-    """The device on whose NUMA node its gateways run: `nic`, `card`, or empty: anywhere. It does
-    not affect a run."""
     job_folder: str = field(default="", compare=False, metadata=REQUIRED)
     """Folder at the site that corresponds to the folder of the job file; empty: the same path."""
 
