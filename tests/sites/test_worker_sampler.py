@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from isthmus.protos.errors import ScriptError
 from isthmus.sites.local.rank_messages import Missing, Reduced, ReductionTimes
 from isthmus.sites.worker.data.batch_shares import BatchShares
 from isthmus.sites.worker.data.data_positions import DataPositions
@@ -111,11 +112,83 @@ def test_a_resumed_sampler_goes_on_after_what_was_used_not_after_what_was_drawn(
     assert data_epoch == 3
 
 
-def test_a_sampler_that_has_begun_cannot_be_resumed() -> None:
+def test_a_sampler_that_was_stepped_cannot_be_resumed() -> None:
     (sampler,) = samplers(1, DataPositions())
     sampler.draw()
-    with pytest.raises(RuntimeError, match="before the sampler"):
+    sampler.step()
+    with pytest.raises(RuntimeError, match="before the first step"):
         sampler.resume(DataPositions(6), lambda: None)
+
+
+def test_a_batch_that_was_looked_at_is_handed_out_again() -> None:
+    """For its shape, say, before there is a model; also where a checkpoint is found after that."""
+    (sampler,) = samplers(1, DataPositions())
+    looked_at = next(iter(sampler))
+    assert next(iter(sampler)) == looked_at
+    sampler.resume(DataPositions(6), lambda: None)
+    assert sampler.used == DataPositions(6)
+    assert next(iter(sampler)) == sampler.indices(np.arange(6, 12)).tolist()
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 5])
+def test_a_loop_that_was_left_loses_no_sample(ahead: int) -> None:
+    """Each epoch of a script ends by `break`, and its loader may have fetched ahead."""
+    (sampler,) = samplers(1, DataPositions())
+    used: list[int] = []
+    for epoch in range(5):
+        batches = iter(sampler)
+        fetched = [next(batches) for _ in range(ahead)]
+        for _ in range(epoch):
+            fetched.append(next(batches))
+            used += fetched.pop(0)
+            sampler.step()
+        next(batches)
+    assert used == sampler.indices(np.arange(60)).tolist()
+    assert sampler.used == DataPositions(60)
+
+
+def test_holes_are_handed_out_once_by_a_loop_that_begins_anew() -> None:
+    made = [Sampler(num_samples=999, shares=shares(1, 1), site=0, rank=0, seed=1) for _ in "ab"]
+    batches, used = iter(made[1]), [list[int](), list[int]()]
+    for step in range(2 * NOTICE_STEPS):
+        used[0] += next(iter(made[0]))
+        used[1] += next(batches)
+        for each in made:
+            each.lose({1: 3} if step >= 3 else {})
+            each.step()
+        list(itertools.islice(made[0], step % 7))
+        assert made[0].used == made[1].used
+    assert used[0] == used[1]
+
+
+def test_an_iterator_ends_where_another_has_begun() -> None:
+    (sampler,) = samplers(1, DataPositions())
+    first = iter(sampler)
+    next(first)
+    next(iter(sampler))
+    with pytest.raises(RuntimeError, match="another loop over it has begun"):
+        next(first)
+
+
+@pytest.mark.parametrize("batches_a_step", [2, 4])
+@pytest.mark.parametrize("prefetched", [0, 8])
+def test_several_batches_a_step_are_refused(batches_a_step: int, prefetched: int) -> None:
+    """At once where the loop is left, else once no loader can have fetched so far ahead."""
+    (sampler,) = samplers(1, DataPositions())
+
+    def train(steps: int) -> None:
+        batches = iter(sampler)
+        list(itertools.islice(batches, prefetched))
+        for _ in range(steps):
+            list(itertools.islice(batches, batches_a_step))
+            sampler.step()
+
+    train(3)
+    with pytest.raises(ScriptError, match=rf"took {2 * batches_a_step} batches for 2 steps"):
+        train(1)
+    (sampler,) = samplers(1, DataPositions())
+    with pytest.raises(ScriptError, match="micro-batches"):
+        train(NOTICE_STEPS + 2)
 
 
 class Ranks:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.data.batch_shares import BatchShares, Gone
 from isthmus.sites.worker.data.data_positions import DataPositions, Positions
 from isthmus.sites.worker.data.shuffling import key_of, shuffled, splitmix64
@@ -57,7 +58,8 @@ class Sampler:
 
     Endless: one pass over the data follows another, each in an order of its own. A batch is used
     when the optimizer's step has used it, not when it is drawn, so that a DataLoader may fetch
-    ahead. Made by `Site.sampler`, which counts the steps.
+    ahead. A loop over it that begins anew goes on after the batch that was used last. Made by
+    `Site.sampler`, which counts the steps.
 
     The part of a site that was lost becomes a hole. `notice_steps` after the loss holes are handed
     out, and the others divide the batch among themselves: then every rank knows of it. Where it
@@ -103,14 +105,34 @@ class Sampler:
         """The latest steps' batches, as long as they may have to be given back, and those ahead."""
         self._num_drawn = 0
         self._num_used = 0
+        self._loop = object()
+        """Of the iterator that draws."""
+        self._at_first_step: tuple[int, int] | None = None
+        """What had been drawn and used after the first step of this loop."""
+        self._since_then = (0, 0)
+        """What was drawn and used from there to the latest step."""
         self._absences: dict[int, list[_Absence]] = {}
         """When each site was away, one absence after another."""
         self._before_first: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the dataset's indices of this rank's samples, step after step, without an end."""
-        while True:
+        """Yield the dataset's indices of this rank's samples, step after step, without an end.
+
+        Goes on after the batch that was used last: what another loop has drawn ahead, and was then
+        left, is drawn again.
+
+        Raises:
+            ScriptError: that loop took several batches for each step.
+            RuntimeError: another loop has begun since.
+        """
+        self._give_back()
+        loop = self._loop
+        while loop is self._loop:
             yield self.indices(self.draw()).tolist()
+        raise RuntimeError(
+            "site.sampler: another loop over it has begun, which goes on after the batch that was "
+            "used last: leave this one"
+        )
 
     @property
     def global_batch(self) -> int:
@@ -197,8 +219,35 @@ class Sampler:
         }
 
     def step(self) -> None:
-        """Note that the oldest batch drawn has been used."""
+        """Note that the oldest batch drawn has been used.
+
+        Raises:
+            ScriptError: several are drawn for each step.
+        """
         self._num_used = min(self._num_used + 1, self._num_drawn)
+        drawn, used = self._at_first_step = self._at_first_step or (self._num_drawn, self._num_used)
+        self._since_then = self._num_drawn - drawn, self._num_used - used
+        if self._since_then[0] - self._since_then[1] > self._notice_steps:
+            self._refuse_several()
+
+    def _give_back(self) -> None:
+        """Have what was drawn and not used drawn again, by another loop."""
+        batches, steps = self._since_then
+        if batches >= 2 * steps > 2:
+            self._refuse_several()
+        for _ in range(self._num_drawn - self._num_used):
+            self._drawn.pop()
+        self._num_drawn = self._num_used
+        self._loop, self._at_first_step, self._since_then = object(), None, (0, 0)
+
+    def _refuse_several(self) -> None:
+        batches, steps = self._since_then
+        raise ScriptError(
+            f"site.sampler: the script took {batches} batches for {steps} steps of the optimizer, and "
+            "counts each step as one batch, in checkpoints and after the loss of a site, too: make "
+            "global_batch as large as all that one step takes, and split the batch that comes into "
+            "micro-batches"
+        )
 
     def lose(self, absent: Mapping[int, int]) -> None:
         """Take note of sites that are missing since a step, counted as they are drawn.
@@ -258,7 +307,7 @@ class Sampler:
         before_first: Callable[[], None],
         absences: Iterable[tuple[int, int, int | None, Iterable[int]]] = (),
     ) -> None:
-        """Go on after what a checkpoint has, or what others hand out: before anything is drawn.
+        """Go on after what a checkpoint has, or what others hand out: before anything is used.
 
         Args:
             used: of the checkpoint, or of `handed_out`.
@@ -267,10 +316,11 @@ class Sampler:
                 torch's generator when it begins, which the run that was saved had done long before.
 
         Raises:
-            RuntimeError: a batch was drawn already.
+            RuntimeError: a batch was used already.
         """
-        if self._num_drawn:
-            raise RuntimeError("site.checkpoint: call it before the sampler is iterated")
+        if self._num_used:
+            raise RuntimeError("site.checkpoint: call it before the first step, after site.sampler")
+        self._give_back()
         self._first = used
         self._before_first = before_first
         for site, since, until, before in absences:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from tests.conformance.case import BOTH, DDP, STEPS, case
-from tests.conformance.cases.data import Numbers
+from tests.conformance.cases.data import Numbers, by_epochs
 from tests.conformance.cases.loops import sgd
 from tests.conformance.cases.optimizers import ScheduleFree
 from tests.conformance.world import BATCH, HIDDEN, OUTPUTS, WIDTH, World, loss_of, net
@@ -49,6 +49,22 @@ def resumed_sampler(world: World) -> Any:
         optimizer.zero_grad()
         loss_of(model, batch).backward()
         optimizer.step()
+    return model
+
+
+@case(DDP, resumes_at=AT + 1, oracle=resumed_sampler)
+def resumed_epochs(world: World) -> Any:
+    """A run that goes on amid epochs that end by `break`"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    sampler = world.site.sampler(Numbers(), global_batch=2 * BATCH)
+    loader: Any = DataLoader(
+        Numbers(), batch_sampler=sampler, num_workers=1, multiprocessing_context="fork"
+    )
+    next(iter(loader))
+    start = world.site.checkpoint(model, optimizer)
+    by_epochs(model, optimizer, loader, STEPS - start)
     return model
 
 

@@ -170,6 +170,58 @@ def site_sampler(world: World) -> Any:
     return train_on(world, DataLoader(Numbers(), batch_sampler=sampler))
 
 
+def by_epochs(model: Any, optimizer: Any, loader: Any, steps: int) -> None:
+    """Train for two steps an epoch, each of which ends by `break`."""
+    while steps > 0:
+        for index, batch in enumerate(loader):
+            if index == min(2, steps):
+                break
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            optimizer.step()
+        steps -= 2
+
+
+@case(BOTH, quick=DDP, oracle=site_sampler)
+def epochs_left_by_break(world: World) -> Any:
+    """`site.sampler`, epochs that end by `break`, and a batch that is looked at before"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    sampler = world.site.sampler(Numbers(), global_batch=2 * BATCH)
+    loader: Any = DataLoader(
+        Numbers(), batch_sampler=sampler, num_workers=1, multiprocessing_context="fork"
+    )
+    next(iter(loader))
+    world.start(model, optimizer)
+    by_epochs(model, optimizer, loader, STEPS)
+    return model
+
+
+@case(
+    DDP,
+    Refused("ScriptError", "took 4 batches for 2 steps of the optimizer.*micro-batches"),
+    oracle=plain_loop,
+    steps=None,
+)
+def several_batches_a_step(world: World) -> Any:
+    """`site.sampler`, of which a step takes several batches"""
+    sampler = world.site.sampler(Numbers(), global_batch=2 * BATCH)
+    loader: Any = DataLoader(Numbers(), batch_sampler=sampler)
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for _ in range(2):
+        for index, batch in enumerate(loader):
+            if index == 6:
+                break
+            with contextlib.nullcontext() if index % 2 else model.no_sync():
+                loss_of(model, batch).backward()
+            if index % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    return model
+
+
 @case(DDP)
 def forked_workers(world: World) -> Any:
     """DataLoader workers that are forked"""
