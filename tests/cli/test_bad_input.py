@@ -23,7 +23,6 @@ READERS = (
     ("simulate",),
     ("launch",),
     ("bench",),
-    ("topology", "import"),
     ("topology", "show"),
     ("probe",),
     ("emulate",),
@@ -35,11 +34,11 @@ READERS = (
     ("content", "word"),
     [
         (None, "Is a directory"),
-        (b"", "empty|neither"),
+        (b"", "empty"),
         (b"name: \xff", "not UTF-8"),
-        (b"\x00", r"U\+0000|neither"),
-        (b"5", "mapping|neither"),
-        (b"[1, 2", "but got|neither"),
+        (b"\x00", "U+0000"),
+        (b"5", "mapping"),
+        (b"[1, 2", "but got"),
         (b" " * (2 << 20), "larger than 1 MiB"),
     ],
     ids=["folder", "empty", "latin", "binary", "number", "open", "large"],
@@ -50,14 +49,12 @@ def test_a_file_that_is_no_document_is_told_by_name(
     path = tmp_path / "it.yaml"
     if content is None:
         path.mkdir()
-    elif len(content) > 1 << 20 and command == ("topology", "import"):
-        pytest.skip("maps may be larger than documents")
     else:
         path.write_bytes(content)
     done = isthmus(*command, path, "--json")
     assert done.code == 2, done.err
     assert str(path) in done.err
-    assert any(part in done.err for part in word.replace("\\", "").split("|")), done.err
+    assert word in done.err
     assert "Traceback" not in done.err
     error = done.envelope["error"]
     assert error["code"] == "INVALID_CONFIG"
