@@ -30,13 +30,15 @@ class EpochRecord:
     handovers: tuple[Handover, ...] = ()
     rejoins: tuple[str, ...] = ()
     """The members that were none in the epoch before."""
+    lost: Mapping[str, str] = field(default_factory=dict)
+    """The members of the epoch before that were lost, and why."""
     leaving: set[str] = field(default_factory=set)
     """Sites that take part in rounds before the epoch's first one only, and have not ended."""
     older: CodedPlan | None = None
     """What rounds that come before the epoch's first one cross by; None: there are none."""
     cancelled: int = -1
     """The latest proposal that was cancelled."""
-    is_unfinished: bool = False
+    is_unfinished: bool = field(default=False, compare=False)
     """A coordinator before this one has made a proposal of which nothing came."""
     counted: dict[str, tuple[int, ChunkSet | None]] = field(default_factory=dict)
     """By site that went away in the middle of a round: the round, and which of its results contain
@@ -55,6 +57,7 @@ class EpochRecord:
                     read_json(tuple[Handover, ...], detail["handovers"]),
                     read_json(tuple[Finished, ...], detail["kept"]),
                     members,
+                    lost=detail.get("whys", dict.fromkeys(detail["lost"], detail["why"])),
                     is_redo=bool(detail["is_redo"]),
                 )
                 self.number, self.is_unfinished = self.epoch.number, False
@@ -66,10 +69,11 @@ class EpochRecord:
         kept: tuple[Finished, ...],
         members: Mapping[str, Member],
         *,
+        lost: Mapping[str, str],
         is_redo: bool,
     ) -> None:
         """Take a new epoch; `kept` is what is finished of its first round."""
-        before, self.epoch, self.handovers = self.epoch, epoch, handovers
+        before, self.epoch, self.handovers, self.lost = self.epoch, epoch, handovers, lost
         self.rejoins = tuple(name for name in epoch.members if name not in before.members)
         self.older = None if is_redo else before.reduction
         left = set(before.members) - set(epoch.members)
@@ -110,7 +114,7 @@ def detail_of(
     epoch: Epoch,
     why: str,
     *,
-    lost: Iterable[str] = (),
+    lost: Mapping[str, str] | None = None,
     leaves: Iterable[str] = (),
     unused: Mapping[str, int] | None = None,
     kept: tuple[Finished, ...] = (),
@@ -121,7 +125,8 @@ def detail_of(
     return {
         "epoch": epoch.number,
         "members": list(epoch.members),
-        "lost": list(lost),
+        "lost": list(lost or {}),
+        "whys": dict(lost or {}),
         "leaves": list(leaves),
         "from_round": epoch.from_round,
         "unused": dict(unused or {}),

@@ -573,16 +573,17 @@ class Epochs:
     ) -> list[Action]:
         """Write the epoch down and tell it; `kept` is what is finished of its first round."""
         is_redo = proposal.change is None
+        whys = {name: self._presence.why_lost(name) for name in proposal.lost}
         lost = [
-            GoOnWithout(name, self._presence.why_lost(name))
-            for name in proposal.lost
+            GoOnWithout(name, why)
+            for name, why in whys.items()
             if not self._sites[name].is_successful
         ]
         unused = self.record.unused(proposal.lost, epoch.from_round, kept) if is_redo else {}
         detail = detail_of(
             epoch,
             proposal.why(self._presence),
-            lost=proposal.lost,
+            lost=whys,
             leaves=[name for name in proposal.asked if name not in proposal.members],
             unused=unused,
             kept=kept,
@@ -591,7 +592,7 @@ class Epochs:
         )
         if is_redo:  # whoever had completed more may be lost
             self._chains.forget_from(epoch.from_round)
-        self._presence.begin_epoch(epoch, handovers, kept, is_redo=is_redo)
+        self._presence.begin_epoch(epoch, handovers, kept, lost=whys, is_redo=is_redo)
         self._proposal = None
         resume = [SendResume(name, epoch, handovers) for name in proposal.asked]
         return [RecordEvent("epoch.begun", detail=detail), *resume, *lost]

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from isthmus.orchestrator.core.epoch_record import EpochRecord
 from isthmus.orchestrator.core.failures import Failures
 from isthmus.orchestrator.core.first_failure import first_failure
-from isthmus.orchestrator.core.members import Member, Stage, Standing, Wish
+from isthmus.orchestrator.core.members import GONE, Member, Stage, Standing, Wish
 from isthmus.orchestrator.core.rank_reports import Progress
 from isthmus.orchestrator.core.run_end import LOSES_SITE
 from isthmus.orchestrator.core.run_events import (
@@ -293,6 +293,10 @@ class JournaledRun:
             case "run.active":
                 self.state, self.active_s = RunState.ACTIVE, at_s
                 self.failures.is_active = True
+                for site in self.members.values():
+                    if site.stage in GONE and not (site.is_successful or site.gone):
+                        losses = site.losses
+                        site.gone = first_failure(losses).reason if losses else "it has ended"
             case "run.state_offered":
                 progress.has_state = True
             case "run.first_step":
@@ -302,8 +306,8 @@ class JournaledRun:
             case kind if kind in STORAGE_NOTES:
                 failed = StorageFailed(kind, event.site, detail["step"], detail["reason"])
                 progress.note_unsaved(failed)
-            case "failure.reported":
-                self.failures.take((replace(Failure.from_json(detail), at_s=at_s),), at_s)
+            case "failure.reported" | "run.failing":
+                self.failures.apply(event.kind, detail, at_s)
             case "epoch.begun":
                 self._begin_epoch(detail)
             case "epoch.proposed" | "epoch.entering" | "epoch.cancelled":
@@ -320,27 +324,21 @@ class JournaledRun:
                         shown.state = SiteState.LOST if shown.state in _UP else shown.state
 
     def _begin_epoch(self, detail: Mapping[str, Any]) -> None:
-        for site in [self.members[name] for name in detail["lost"]]:
-            site.why_out = detail["why"]
-            if site.is_returning:  # it was to catch up, or was started since: it begins anew
-                site.stage = Stage.LOST
-            if not site.is_successful:
-                site.become_outside()
         for name in detail.get("leaves", ()):
             self.members[name].become_leaving()
         self.epochs.apply("epoch.begun", detail, self.members)
-        for name in self.epochs.epoch.members:
-            self.members[name].gone = ""
+        for name, why in self.epochs.lost.items():
+            site = self.members[name]
+            if site.is_returning:  # it was to catch up, or was started since: it begins anew
+                site.stage, site.gone = Stage.LOST, site.gone or why
+                site.become_outside_again()
 
     def _stop(self, reason: str, at_s: float) -> None:
         """All sites were told to stop: perhaps for what had befallen some of them."""
         self.state, self.failures.is_active = RunState.STOPPING, False
-        ending, losses = self.failures.ending, self.failures.losses
+        ending = self.failures.ending
         if not ending.has_begun:
-            self.failures.blame_losses(at_s)
-        if not ending.has_begun:
-            unknown = Failure(code="SITE_LOST", message=reason, at_s=at_s)
-            ending.fail(first_failure(losses) if losses else unknown, at_s, is_last=True)
+            ending.fail(Failure(code="SITE_LOST", message=reason, at_s=at_s), at_s, is_last=True)
         ending.stopped_s = math.inf  # sites have time anew to say that nothing is left
 
     def _show_site(self, site: SiteView, event: RecordedEvent) -> None:
@@ -360,8 +358,27 @@ class JournaledRun:
         match event.kind:
             case "site.joined" if site.stage is Stage.ABSENT:
                 site.stage = Stage.JOINED
-            case "site.left" if site.stage is Stage.JOINED:
-                site.stage = Stage.ABSENT
+            case "site.joined":
+                site.stage = Stage.LOST
+                if self.failures.is_going_on and not site.is_out:
+                    site.losses.clear()  # it was only silent
+            case "agent.returned":
+                has_run = detail.get("has_run", True)
+                is_gone = not has_run and site.stage not in {Stage.JOINED, Stage.PREPARING}
+                if site.is_out and (is_gone or not site.is_returning):
+                    site.stage = Stage.LOST
+                    site.become_outside_again()
+                elif self.failures.is_going_on:
+                    site.losses.clear()  # it was only silent
+            case "site.left":
+                site.become_outside_again()
+                site.stage = Stage.ABSENT if site.stage is Stage.JOINED else site.stage
+            case "site.silent":
+                if site.stage is not Stage.RUNNING:
+                    site.become_outside_again()
+            case "site.stepped":
+                self.progress.stepped.add(site.name)
+                self.progress.has_steps = True
             case "site.prepared":
                 site.stage = Stage.PREPARED
                 places = (each.rpartition(":") for each in detail["gateways"])
@@ -373,15 +390,14 @@ class JournaledRun:
                 site.stage = Stage.STARTING
             case "site.running":
                 site.stage = Stage.RUNNING
+                if site.is_returning and site.name not in self.epochs.epoch.members:
+                    site.begin_anew()
             case "site.done":
                 site.finish_ranks(int(detail.get("round", -1)))
                 self.progress.stepped.add(site.name)
             case "site.returning":
                 site.become_outside()
                 site.become_returning(at_s)
-                site.begin_anew()
-                # Where it is a member, it was catching up: what is started knows nothing of that.
-                site.gone = "it has ended"
             case "run.rolled_back":
                 site.stage, self.is_rolling_back = Stage.LOST, True
                 site.restarts.at_s.append(at_s)
@@ -389,6 +405,11 @@ class JournaledRun:
                 site.stage = Stage.ENDED
                 site.become_outside_again()
                 site.is_successful = bool(detail["succeeded"])
+                if not site.is_successful:
+                    site.gone = site.gone or str(detail.get("why", "it has ended"))
+                elif site.name not in self.epochs.epoch.members:
+                    self.epochs.leaving.discard(site.name)
+                    site.gone = site.gone or "it has left"
                 if site.standing is Standing.LEAVING and site.is_successful:
                     site.become_outside()
             case "site.drop_requested":
@@ -409,15 +430,15 @@ class JournaledRun:
 
     def _lose(self, site: Member, event: RecordedEvent) -> None:
         """Take what became of a site without which the run goes on, or may."""
-        detail, is_loss = event.detail, event.kind in {"site.lost", "site.gone"}
-        site.stage = Stage.LOST if is_loss else Stage[detail["state"]]
+        detail, why = event.detail, str(event.detail.get("message", "it has ended"))
+        site.stage = Stage[detail.get("state", Stage.LOST.name)]
         site.become_outside_again()
-        if not is_loss or detail.get("is_out"):
+        if detail.get("is_out"):
             site.become_outside()
-            site.why_out = str(detail["message"]) if is_loss else site.why_out
+            site.why_out = why
         if event.kind != "site.gone":
             self.epochs.leaving.discard(site.name)
-            site.gone = str(detail.get("message", "lost"))
+        site.gone = site.gone or why
 
 
 def begin_members(sites: Iterable[str], first: Iterable[str]) -> dict[str, Member]:

@@ -99,17 +99,21 @@ class Absence:
 
 @dataclass(slots=True)
 class Member:
-    """One site of a run, whether it takes part or not."""
+    """One site of a run, whether it takes part or not.
+
+    What does not compare is what this coordinator has heard and said: no journal has it, and the
+    next one hears it anew.
+    """
 
     name: str
     stage: Stage = Stage.ABSENT
     standing: Standing = Standing.TAKES_PART
     endpoints: tuple[Endpoint, ...] = ()
     wish: Wish = Wish.NONE
-    has_agent: bool = False
-    is_told_to_stop: bool = False
+    has_agent: bool = field(default=False, compare=False)
+    is_told_to_stop: bool = field(default=False, compare=False)
     has_taken_part: bool = True
-    begun: int = -1
+    begun: int = field(default=-1, compare=False)
     """The latest round that its ranks have begun, as far as is known."""
     last_round: int | None = None
     """The last that they begin, now that they are done with the job; -1: not known."""
@@ -124,11 +128,11 @@ class Member:
     restarts: Restarts = field(default_factory=Restarts)
     gone: str = ""
     """Why none of the processes is left that its epochs know of; empty: some are."""
-    silent: Absence | None = None
+    silent: Absence | None = field(default=None, compare=False)
     """Its agent's lease has ended."""
-    left_out: Absence | None = None
+    left_out: Absence | None = field(default=None, compare=False)
     """The others go on without it, though it lives."""
-    session_lost: str = ""
+    session_lost: str = field(default="", compare=False)
     """Why its agent's session is gone; empty: there is one."""
     since_round: int = 0
     """The first round in which it takes part, or whose result it gets."""
@@ -224,6 +228,7 @@ class Member:
     def begin_again(self) -> None:
         """It is started as if for the first time, after all sites were rolled back."""
         self.stage, self.endpoints, self.is_told_to_stop = Stage.JOINED, (), False
+        self.gone = ""
 
     def finish_ranks(self, last_round: int) -> None:
         """Its ranks are done with the job after that round; -1: which is not known."""

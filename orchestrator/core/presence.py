@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 
 from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.epoch_record import EpochRecord
-from isthmus.orchestrator.core.first_failure import first_failure
 from isthmus.orchestrator.core.members import Absence, Member
 from isthmus.orchestrator.core.quorum import (
     Facts,
@@ -83,20 +82,9 @@ class Presence:
             self.unheard.discard(event.site)
             return False
         if isinstance(event, run_events.SiteEnded) and event.succeeded and not event.failures:
-            if site.gone:
-                pass  # its first end counts: this answers a question of a later coordinator
-            elif event.site in self._record.epoch.members:
-                site.is_successful = True
-            else:
-                self._record.leaving.discard(event.site)
-                site.gone = "it has left"
+            if site.name not in self._record.epoch.members:
                 self.reach.forget(event.site)
             return False
-        if isinstance(event, run_events.SiteLost):
-            why = event.message
-        else:
-            why = first_failure(event.failures).reason if event.failures else "it has ended"
-        site.gone = site.gone or why or "gone"
         self.reach.forget(event.site)
         return True
 
@@ -223,11 +211,13 @@ class Presence:
         handovers: tuple[Handover, ...] = (),
         kept: tuple[Finished, ...] = (),
         *,
+        lost: Mapping[str, str] | None = None,
         is_redo: bool = False,
     ) -> None:
         """Go on with other members; `kept` is what is finished of their first round."""
         self.num_chances = 0
-        self._record.begin(epoch, handovers, kept, self._sites, is_redo=is_redo)
+        sites, record = self._sites, self._record
+        record.begin(epoch, handovers, kept, sites, lost=lost or {}, is_redo=is_redo)
 
     # ------------------------------------------------------------ early ends
 

@@ -262,10 +262,6 @@ class Run:
 
     def _tell_epochs_of_begin(self, now_s: float) -> list[Action]:
         """Have the epochs begin with all that has become of the sites before."""
-        for site in self._all():
-            if site.stage in GONE and not (site.is_successful or site.gone):
-                losses = site.losses
-                site.gone = first_failure(losses).reason if losses else "it has ended"
         actions = self._tell_epochs(run_events.Ticked(), now_s)
         epoch = self._epoch_record.epoch
         for name in epoch.members:
@@ -276,6 +272,9 @@ class Run:
             is_up = site.stage is Stage.RUNNING and site.is_returning
             if is_up and site.name not in epoch.members:
                 actions += self._tell_epochs(run_events.SiteRunning(site.name), now_s)
+        for name, why in self._epoch_record.lost.items():
+            if self.members[name].standing in {Standing.TAKES_PART, Standing.LEAVING}:
+                actions += self._live(run_events.GoOnWithout(name, why), now_s)
         for site in self._awaiting_drop:
             wanted = run_events.DropRequested(site.name, DROPPED)
             actions += self._tell_epochs(wanted, now_s)
@@ -382,8 +381,6 @@ class Run:
     def _joined(self, event: run_events.SiteJoined) -> list[Action]:
         site = self.members[event.site]
         site.has_agent = True
-        if self.is_going_on and not site.is_out:
-            site.losses.clear()  # it was only silent
         recorded = RecordEvent("site.joined", site.name, {"host": event.host})
         if site.stage is Stage.ABSENT:
             site.stage = Stage.JOINED
@@ -392,6 +389,8 @@ class Run:
             # The run goes on without it: whatever is left there has to go. Its answer comes after
             # all that it has yet to tell of its end.
             site.stage = Stage.LOST
+            if self.is_going_on and not site.is_out:
+                site.losses.clear()  # it was only silent
             return [recorded, self._stop(site, "the site was lost")]
         return []
 
@@ -401,7 +400,8 @@ class Run:
         An agent that has heard it before changes nothing.
         """
         site = self.members[event.site]
-        recorded = RecordEvent("agent.returned", site.name, {"host": event.host})
+        detail = {"host": event.host, "has_run": event.has_run}
+        recorded = RecordEvent("agent.returned", site.name, detail)
         is_gone = not event.has_run and site.stage not in {Stage.JOINED, Stage.PREPARING}
         site.has_agent = True
         if site.is_out and (is_gone or not site.is_returning):
@@ -431,24 +431,24 @@ class Run:
         is_decided = not (self.is_going_on and self._progress.may_lose)
         is_silent = not is_decided and not self._is_released and event.silent_s > 0
         site.has_agent = False
+        if site.stage is Stage.ABSENT or site.stage is Stage.LOST:
+            return []
         # Whether one that catches up does so no more is decided with its epoch.
         if not (is_silent and site.stage is Stage.RUNNING):
             site.become_outside_again()
-        if site.stage is Stage.ABSENT or site.stage is Stage.LOST:
-            return []
         detail = {"message": event.message}
         if not site.may_have_processes:
             site.stage = Stage.ABSENT if site.stage is Stage.JOINED else site.stage
             return [RecordEvent("site.left", site.name, detail)]
         if self._is_released:  # all are done, and it has been told to go
-            site.stage = Stage.LOST
+            site.stage, site.gone = Stage.LOST, site.gone or event.message
             return [RecordEvent("site.gone", site.name, detail)]
         if self._may_roll_back(site, now_s):
             return self._roll_back(site, event.message, now_s)
         if is_silent:
             site.silent = Absence(event.message, now_s)
         else:
-            site.stage = Stage.LOST
+            site.stage, site.gone = Stage.LOST, site.gone or event.message
         # The failure is as old as the silence.
         failed = self._failures.fail(
             "SITE_LOST", event.message, now_s, site=site.name, at_s=now_s - event.silent_s
@@ -497,6 +497,8 @@ class Run:
         if site.stage is not Stage.STARTING:
             return []
         site.stage = Stage.RUNNING
+        if site.is_returning and site.name not in self._epoch_record.epoch.members:
+            site.begin_anew()
         return [RecordEvent("site.running", site.name)]
 
     def _done(self, event: run_events.SiteDone) -> list[Action]:
@@ -529,8 +531,8 @@ class Run:
         if before in {Stage.ABSENT, Stage.JOINED, Stage.ENDED}:
             return []
         is_asked = event.succeeded or event.failures or site.is_told_to_stop
-        is_new_start = self._forming.has_begun_again and before is Stage.PREPARING
-        if (site.is_returning or is_new_start) and not is_asked:
+        is_new_start = site.is_returning or self._forming.has_begun_again
+        if is_new_start and before is Stage.PREPARING and not is_asked:
             return []  # it answers a Stop from before it was started again
         is_let_go = self._is_released or site.has_ended_early
         was_lost = before is Stage.LOST and not is_let_go
@@ -538,8 +540,17 @@ class Run:
         site.become_outside_again()
         self._reports.forget_stalls(site.name)
         is_over = was_lost or self._forming.is_rolling_back
-        site.is_successful = event.succeeded and not event.failures and not is_over
+        was_started = before not in {Stage.PREPARING, Stage.PREPARED}
+        has_succeeded = event.succeeded and not event.failures and not is_over
+        site.is_successful = has_succeeded and (was_started or site.is_told_to_stop)
         detail: dict[str, object] = {"succeeded": site.is_successful}
+        if not site.is_successful:
+            failures = event.failures
+            detail["why"] = first_failure(failures).reason if failures else "it has ended"
+            site.gone = site.gone or str(detail["why"])
+        elif site.name not in self._epoch_record.epoch.members:
+            self._epoch_record.leaving.discard(site.name)
+            site.gone = site.gone or "it has left"
         if site.is_out and event.failures:
             # No failure of the run: what else would say why it did not come back?
             first = first_failure(event.failures)
@@ -551,16 +562,18 @@ class Run:
             elif not first.is_collateral:  # others saw it go, and could not say why
                 detail["note"] = f"site {site.name} ended: {first.reason}"
         ended = RecordEvent("site.ended", site.name, detail)
-        if site.is_out or self._is_released or self._forming.is_rolling_back:
+        has_left = site.standing is Standing.LEAVING and site.is_successful
+        is_out = site.is_out
+        if has_left:
+            site.become_outside()
+        if is_out or self._is_released or self._forming.is_rolling_back:
             return [ended]
-        if site.standing is Standing.LEAVING and site.is_successful:
+        if has_left:
             return [ended, *self._go_on_without(site, "it has left", now_s)]
         # The next coordinator takes the end for known, and hears of no failure any more.
         failed = self._failures.take(event.failures, now_s)
         is_explained = event.failures or was_lost or site.is_told_to_stop
-        was_started = before not in {Stage.PREPARING, Stage.PREPARED}
-        if not is_explained and not (site.is_successful and was_started):
-            site.is_successful = False
+        if not is_explained and not site.is_successful:
             message = "its agent ended the site's processes without being asked to"
             failed += self._failures.fail("SITE_LOST", message, now_s, site=site.name)
         return [*failed, ended]
@@ -577,15 +590,18 @@ class Run:
     def _step_taken(self, event: run_events.StepTaken) -> list[Action]:
         """Note once which awaited sites cannot be started, for lack of a state to begin with."""
         progress = self._progress
+        if event.site in progress.stepped:
+            return []
+        stepped = RecordEvent("site.stepped", event.site)
         progress.stepped.add(event.site)
         is_first, progress.has_steps = not progress.has_steps, True
         outside = [site for site in self._all() if site.is_out and not site.is_new]
         awaited = [site.name for site in outside if not site.has_ended_early]
         awaited += [each.name for each in self._all() if each.is_new and each.wish is Wish.IN]
         if not is_first or not progress.lacks_state or not awaited:
-            return []
+            return [stepped]
         note = f"not started: {', '.join(awaited)}: {self._returns.problem}"
-        return [RecordEvent("run.state_missing", detail={"note": note})]
+        return [stepped, RecordEvent("run.state_missing", detail={"note": note})]
 
     def _stalled(self, event: run_events.StallReported, now_s: float) -> list[Action]:
         """Stop a site of which a rank hangs while others wait: others go on once it has ended."""
@@ -647,6 +663,7 @@ class Run:
     def _go_on_without(self, site: Member, why: str, now_s: float) -> list[Action]:
         """End what is left of a site that was dropped, or is lost."""
         site.become_outside()
+        self._epoch_record.leaving.discard(site.name)
         stop: list[Action] = []
         if site.may_have_processes:
             stop = [self._let_go(site, why)]
@@ -660,6 +677,7 @@ class Run:
         detail: dict[str, object] = {"message": site.why_out, "note": note, "is_out": True}
         if site.has_ended_early and not site.is_dropped:  # that was said at once
             del detail["note"]
+        site.gone = site.gone or site.why_out
         gone = self._gone(site, detail)
         return [
             gone,
@@ -674,7 +692,7 @@ class Run:
     def _give_return_up(self, site: Member, why: str) -> list[Action]:
         if not site.is_returning or not site.may_have_processes:
             return []
-        site.stage = Stage.LOST
+        site.stage, site.gone = Stage.LOST, site.gone or why
         site.become_outside_again()
         return [self._gone(site, {"message": why}), self._let_go(site, why)]
 
@@ -719,6 +737,10 @@ class Run:
             return actions
         self.state, self._active_s = RunState.ACTIVE, now_s
         self._failures.is_active = True
+        for site in self._all():
+            if site.stage in GONE and not (site.is_successful or site.gone):
+                losses = site.losses
+                site.gone = first_failure(losses).reason if losses else "it has ended"
         return [RecordEvent("run.active")]
 
     def _release_if_done(self) -> list[Action]:
@@ -727,10 +749,13 @@ class Run:
             return []
         self._is_released = True
         waiting = [site for site in self._present() if site.may_have_processes]
+        released: list[Action] = [run_events.SendRelease(site.name) for site in waiting]
         for site in waiting:
             if site.silent:  # nobody waits for its lease
-                site.stage = Stage.LOST
-        return [run_events.SendRelease(site.name) for site in waiting]
+                site.stage, site.gone = Stage.LOST, site.gone or site.silent.why
+                detail = {"message": site.silent.why}
+                released.append(RecordEvent("site.gone", site.name, detail))
+        return released
 
     @property
     def _are_all_done(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from isthmus.orchestrator.core.first_failure import first_failure
 from isthmus.orchestrator.core.members import Member
@@ -47,9 +47,9 @@ class Ending:
     After a failure the other sites have a moment to report theirs. Then all are stopped.
     """
 
-    collect_s: float = 0.0
+    collect_s: float = field(default=0.0, compare=False)
     """After the first failure others have this long to come that may explain it."""
-    stopped_s: float | None = None
+    stopped_s: float | None = field(default=None, compare=False)
     """When the sites were told to stop, or had ended by themselves."""
     _failures: list[Failure] = field(default_factory=list)
     _first_s: float = math.inf
@@ -70,17 +70,11 @@ class Ending:
         first = first_failure(self._failures)
         return Verdict(RunState.FAILED, first.code, first.reason, first)
 
-    def fail(self, failure: Failure, now_s: float, *, is_last: bool = False) -> list[Action]:
-        """Note a failure. What breaks after the sites were told to stop follows from that.
-
-        With `is_last` no other could explain it, so none is waited for.
-        """
-        if self.stopped_s is not None and failure.at_s > self.stopped_s:
-            failure = replace(failure, is_collateral=True)
+    def fail(self, failure: Failure, now_s: float, *, is_last: bool = False) -> None:
+        """Note a failure. With `is_last` no other could explain it, so none is waited for."""
         if not self._failures:
             self._first_s, self._is_explained = now_s, is_last
         self._failures.append(failure)
-        return [reported(failure)]
 
     def cancel(self, because: str) -> list[Action]:
         """Note that somebody wants the run to end, unless a failure came first."""
@@ -122,8 +116,3 @@ def note_of_missing(members: Sequence[Member]) -> str:
     notes += [f"sites that ended before the others: {', '.join(early)}"] if early else []
     notes += [f"sites dropped on the way: {', '.join(dropped)}"] if dropped else []
     return "; ".join(notes)
-
-
-def reported(failure: Failure) -> RecordEvent:
-    """Return the record of a failure."""
-    return RecordEvent("failure.reported", failure.site, failure.to_json())

@@ -8,7 +8,7 @@ from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.epoch_changes import Action
 from isthmus.orchestrator.core.epochs import EpochRules, Epochs
 from isthmus.orchestrator.core.journaled_run import JournaledRun
-from isthmus.orchestrator.core.members import Stage, Standing
+from isthmus.orchestrator.core.members import Standing
 from isthmus.orchestrator.core.quorum import Limits
 from isthmus.orchestrator.core.run_events import (
     CannotGoOn,
@@ -56,15 +56,15 @@ class Core(Epochs):
             make_plan=lambda *of: followed_plan(names, *of, 0),
             links_of=lambda reduction: links_of(names, reduction),
         )
-        record = JournaledRun("run", names, self._first)
-        super().__init__(rules, record.members, record.epochs)
+        self._kept = JournaledRun("run", names, self._first)
+        super().__init__(rules, self._kept.members, self._kept.epochs)
 
     def restore(self, records: Iterable[RecordEvent]) -> None:
         """Go on with what another coordinator has written down."""
-        record = JournaledRun("run", self._names, self._first)
+        self._kept = JournaledRun("run", self._names, self._first)
         for number, each in enumerate(records):
-            record.apply(read_again(each, number))
-        super().__init__(self._rules, record.members, record.epochs)
+            self._kept.apply(read_again(each, number))
+        super().__init__(self._rules, self._kept.members, self._kept.epochs)
         self.await_members()
 
     def handle(self, event: run_events.Event, now_s: float) -> list[Action]:
@@ -72,7 +72,14 @@ class Core(Epochs):
         is_back = isinstance(event, SiteRunning) and site and site.standing is Standing.OUTSIDE
         if is_back and site:
             site.become_returning(now_s)
-            site.stage = Stage.RUNNING
+            self._keep("site.running", site.name)
+        match event:
+            case SiteLost() if not event.silent_s:
+                self._keep("site.gone", event.site, message=event.message)
+            case SiteEnded():
+                why = event.failures[0].reason if event.failures else "it has ended"
+                succeeded = event.succeeded and not self._sites[event.site].gone
+                self._keep("site.ended", event.site, succeeded=succeeded, why=why)
         actions = super().handle(event, now_s)
         for each in actions:
             if isinstance(each, GoOnWithout):
@@ -80,6 +87,10 @@ class Core(Epochs):
             if isinstance(each, SiteRejoined):
                 self._sites[each.site].become_taking_part()
         return actions
+
+    def _keep(self, kind: str, site: str, **detail: object) -> None:
+        """Have the fold take what the run would write down."""
+        self._kept.apply(read_again(RecordEvent(kind, site, detail), 0))
 
 
 def machine(limits: Limits = LIMITS, names: tuple[str, ...] = NAMES) -> Core:

@@ -198,7 +198,7 @@ def test_stalls_losses_and_what_sites_did_are_drawn(tmp_path: Path) -> None:
         at_s = ACTIVE_S + 12.0 + step * 0.4
         append_line(folder, json.dumps(metric("oregon", "step", step, at_s, values)) + "\n")
     lost = detail_of(
-        Epoch(1, ("oregon", "virginia"), GATHER, 2), "montreal is lost", lost=("montreal",)
+        Epoch(1, ("oregon", "virginia"), GATHER, 2), "montreal is lost", lost={"montreal": ""}
     )
     with Journal(folder.path) as journal:
         for kind, site, detail in (
@@ -333,7 +333,7 @@ def test_status_summary_and_report_have_one_loss_when_a_site_was_lost(tmp_path: 
         (0.0, "run.submitted", "",
          {"name": "n", "folder": str(tmp_path), "sites": ["a", "b"], "links": []}),
         (1.0, "run.active", "", {}),
-        (4.0, "epoch.begun", "", detail_of(Epoch(1, ("a",), GATHER, 2), "b is lost", lost=("b",))),
+        (4.0, "epoch.begun", "", detail_of(Epoch(1, ("a",), GATHER, 2), "b is lost", lost={"b": ""})),
         (4.0, "site.lost", "b", {}),
     ]  # fmt: skip
     events = [

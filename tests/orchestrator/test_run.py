@@ -905,7 +905,7 @@ def test_why_a_site_cannot_be_added() -> None:
     assert world.machine.add_problem("c") == "", "the first step tells"
     world.tell(run_events.AddRequested("c"))
     assert world.sent(run_events.SendPrepare) == ["a", "b"]
-    (told,) = recorded(world.tell(run_events.StepTaken("a")))
+    _, told = recorded(world.tell(run_events.StepTaken("a")))
     assert LACKS_STATE in str(told.detail["note"])
     assert LACKS_STATE in world.machine.add_problem("c")
 

@@ -72,7 +72,7 @@ def test_what_sites_do() -> None:
             sequence=0, wall_s=wall_s, run_id="r", generation=1, kind=kind, site=site, detail=detail
         )
 
-    lost = detail_of(Epoch(1, ("a",), GATHER, 2), "b is lost", lost=("b",))
+    lost = detail_of(Epoch(1, ("a",), GATHER, 2), "b is lost", lost={"b": "gone"})
     follows = detail_of(Epoch(2, ("a", "b"), GATHER, 9, follows=("b",)), "b follows")
     events = [
         event(0.0, "run.submitted", name="n", folder="f", sites=["a", "b"], links=[]),

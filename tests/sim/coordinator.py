@@ -20,6 +20,7 @@ from isthmus.topology.spec.epoch import Epoch
 from tests.fakes.run_worlds import read_again
 from tests.sim.agent import SimAgent, Told
 from tests.sim.plans import LIMITS, all_pairs, followed_plan, links_of, world
+from tests.sim.site import BrokenPromiseError
 
 FORGOTTEN = {
     "generation_not_persisted": {"epoch.proposed", "epoch.entering", "epoch.cancelled"},
@@ -183,9 +184,9 @@ class SimCoordinator:
         """The incarnation of the agent that holds each site's session."""
         self._leases = Leases(LIMITS.detect_s)
         recorded = journal.read(FORGOTTEN.get(mutant, set()))
-        record = JournaledRun("run", names, first, clock=lambda wall_s: min(now_s, wall_s))
-        for each in recorded:
-            record.apply(each)
+        record = self._fold(recorded)
+        self._on_disk = self._fold(recorded)
+        """What the next coordinator would make of the journal."""
         settings = RunSettings(may_return=True)
         self.run = BROKEN.get(mutant, Run)(world(names), self._rules(), settings, record, now_s)
         if recorded and not self.run.state.is_terminal:
@@ -193,6 +194,12 @@ class SimCoordinator:
             for name in self.run.awaited:
                 self._leases.hear(name, now_s)
             self._carry_out(missed, now_s)
+
+    def _fold(self, recorded: list[RecordedEvent]) -> JournaledRun:
+        record = JournaledRun("run", self._names, self._first)
+        for each in recorded:
+            record.apply(each)
+        return record
 
     def _rules(self) -> EpochRules:
         names = self._names
@@ -215,6 +222,8 @@ class SimCoordinator:
         if not isinstance(event, run_events.Ticked):
             self._outward.say(f"generation {self.generation} hears", event)
         self._carry_out(self.run.handle(event, now_s), now_s)
+        if self.is_alive and not self._mutant:
+            self._check_record(event)
 
     def _carry_out(self, actions: list[Action], now_s: float) -> None:
         try:
@@ -228,6 +237,7 @@ class SimCoordinator:
         match action:
             case RecordEvent():
                 self._journal.append(action, now_s)
+                self._on_disk.apply(read_again(action, len(self._journal.records), now_s))
             case _ if isinstance(action, Told):
                 self._send(action)
 
@@ -235,6 +245,24 @@ class SimCoordinator:
         """Send in a site's session; its loss has been told, or will be."""
         if message.site in self._sessions:
             self._outward.send(message, self._sessions[message.site], self.generation)
+
+    def _check_record(self, event: Event) -> None:
+        """Whatever the run has come to by an event is what its journal says."""
+        live, disk = self.run, self._on_disk
+        known: dict[str, tuple[object, object]] = {
+            "state": (live.state, disk.state),
+            **{name: (live.members[name], disk.members[name]) for name in self._names},
+            "epochs": (live._epoch_record, disk.epochs),
+            "progress": (live._progress, disk.progress),
+            "ending": (live._ending, disk.failures.ending),
+            "active_s": (live._active_s, disk.active_s),
+            "rolled back": (live._forming.is_rolling_back, disk.is_rolling_back),
+            "begun again": (live._forming.has_begun_again, disk.has_begun_again),
+        }
+        for what, (one, other) in known.items():
+            if one != other:
+                told = f"{what}, after {event}: {one}; on disk {other}"
+                raise BrokenPromiseError(told)
 
     def die(self, now_s: float) -> None:
         """End, whatever was under way."""
