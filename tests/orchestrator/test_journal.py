@@ -227,3 +227,39 @@ def test_what_is_left_beside_a_journal_that_was_removed_does_not_become_part_of_
         (tmp_path / name).write_bytes(data)
     with Journal(tmp_path) as journal:
         assert journal.run_ids() == []
+
+
+@pytest.mark.parametrize("is_of_an_earlier_build", [False, True])
+def test_of_runs_that_have_ended_nothing_is_read_at_a_start(
+    tmp_path: Path, is_of_an_earlier_build: bool
+) -> None:
+    with Journal(tmp_path) as journal:
+        for run_id in ("old", "older", "r"):
+            submit(journal, run_id)
+        for run_id in ("old", "older"):
+            detail = {"state": "SUCCEEDED", "reason_code": "", "reason": "", "failure": None}
+            journal.append(
+                "run.ended",
+                wall_s=7.0,
+                generation=1,
+                run_id=run_id,
+                detail={**detail, "active_s": 1},
+            )
+    with sqlite3.connect(tmp_path / FILE) as connection:
+        columns = "(wall_s, run_id, generation, kind, site, detail)"
+        unreadable = (8.0, "old", 1, "noted", "", "cut o")
+        connection.execute(f"INSERT INTO events {columns} VALUES (?, ?, ?, ?, ?, ?)", unreadable)
+        if is_of_an_earlier_build:
+            connection.execute("DROP INDEX ended_runs")
+    connection.close()
+    with Journal(tmp_path) as journal:
+        assert journal.unfinished() == ["r"]
+        with pytest.raises(JournalError, match="damaged"):
+            journal.view("old")
+
+
+def test_a_sequence_beyond_all_events_is_no_damage(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        submit(journal)
+        assert [each.sequence for each in journal.events("r", 0)] == [1]
+        assert journal.events("r", 2**64 - 1) == []
