@@ -206,10 +206,10 @@ class _Answers:
 
     def api_events(self, request: Request) -> Response:
         journal = self._run(request).journal
-        after = request.query_params.get("after", "0")
-        if not (after.isascii() and after.isdecimal()):
+        after = _whole(request.query_params.get("after", "0"))
+        if after is None:
             return _Json({"error": "after: want the sequence of an event"}, 400)
-        events = [] if journal is None else journal.events(int(after))
+        events = [] if journal is None else journal.events(after)
         return _Json({"events": [event_view(each) for each in events]})
 
 
@@ -224,10 +224,11 @@ def _window(request: Request) -> Window:
     given = request.query_params
     if given.get("window") == "newest":
         return Window(is_newest=True)
-    return Window(_step(given.get("first", "")), _step(given.get("last", "")))
+    return Window(_whole(given.get("first", "")), _whole(given.get("last", "")))
 
 
-def _step(text: str) -> int | None:
+def _whole(text: str) -> int | None:
+    """Return a whole number that somebody has sent; None: it is none, or none of ours."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS else None
 
 

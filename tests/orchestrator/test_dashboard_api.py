@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from unittest import mock
+from urllib.parse import quote
 
 import pytest
 
@@ -188,7 +189,12 @@ def test_a_site_is_lost_and_returns(tmp_path: Path) -> None:
         assert [each["kind"] for each in events[-2:]] == ["site.returning", "site.returned"]
         after = events[-2]["sequence"]
         assert len(served.get(f"/api/runs/g1/events?after={after}").json["events"]) == 1
-        assert served.get("/api/runs/g1/events?after=x").status == 400
+        for text in ("x", "-1", "", "٣", "9" * 5000):
+            refused = served.get(f"/api/runs/g1/events?after={quote(text)}")
+            assert refused.status == 400
+            assert refused.json == {"error": "after: want the sequence of an event"}
+        for name in ("first", "last"):
+            assert served.get(f"/api/runs/g1/steps?{name}={'9' * 5000}").status == 200
 
 
 def test_what_a_link_carries_now_is_not_its_mean(tmp_path: Path) -> None:
