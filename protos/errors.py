@@ -4,7 +4,7 @@ The classes differ by who must act. An invalid YAML file never crosses the wire:
 topology/spec/errors.py.
 """
 
-from isthmus.protos.failure import Failure, one_line, reason_of
+from isthmus.protos.failure import FILE_ERRNOS, Failure, one_line, reason_of
 
 
 class IsthmusError(Exception):
@@ -151,10 +151,15 @@ class NotFoundError(IsthmusError):
 def failure_of(error: BaseException, site: str = "") -> Failure:
     """Return the failure record of an error; a foreign exception counts as our bug.
 
+    Not so what the file system refuses, as on a full disk.
+
     Args:
         error: Any exception.
         site: Site of the error, if the error does not name one.
     """
+    if isinstance(error, OSError) and error.errno in FILE_ERRNOS:
+        where = f"{error.filename}: " if error.filename else ""
+        return Failure(code="FILE_ERROR", message=one_line(f"{where}{error.strerror}"), site=site)
     if not isinstance(error, IsthmusError):
         message = reason_of(error)
         return Failure(code="INTERNAL", message=message, site=site)

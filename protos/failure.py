@@ -8,6 +8,7 @@ module has no heavy imports, because a rank imports it first.
 from __future__ import annotations
 
 import dataclasses
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
 from signal import Signals
@@ -18,6 +19,33 @@ if TYPE_CHECKING:
 
 MESSAGE_CHARS = 500
 """Longest message; longer ones are cut to make one line of a report."""
+
+FILE_ERRNOS = frozenset(
+    {
+        errno.EACCES,
+        errno.EBUSY,
+        errno.EDQUOT,
+        errno.EEXIST,
+        errno.EFBIG,
+        errno.EIO,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.EMFILE,
+        errno.ENAMETOOLONG,
+        errno.ENFILE,
+        errno.ENODEV,
+        errno.ENOENT,
+        errno.ENOSPC,
+        errno.ENOTDIR,
+        errno.ENOTEMPTY,
+        errno.ENXIO,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ESTALE,
+        errno.ETXTBSY,
+    }
+)
+"""The file system's answers that an operator can mend; any other OSError is our bug."""
 
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "int": int,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 import traceback
@@ -12,37 +11,10 @@ from typing import Any
 import click
 
 from isthmus.protos.catalogue import CATALOGUE
-from isthmus.protos.failure import reason_of
+from isthmus.protos.failure import FILE_ERRNOS, reason_of
 from isthmus.topology.spec.errors import ConfigError, Problem
 
 Where = Mapping[str, Any] | list[Mapping[str, Any]] | None
-
-_FILE_ERRNOS = frozenset(
-    {
-        errno.EACCES,
-        errno.EBUSY,
-        errno.EDQUOT,
-        errno.EEXIST,
-        errno.EFBIG,
-        errno.EIO,
-        errno.EISDIR,
-        errno.ELOOP,
-        errno.EMFILE,
-        errno.ENAMETOOLONG,
-        errno.ENFILE,
-        errno.ENODEV,
-        errno.ENOENT,
-        errno.ENOSPC,
-        errno.ENOTDIR,
-        errno.ENOTEMPTY,
-        errno.ENXIO,
-        errno.EPERM,
-        errno.EROFS,
-        errno.ESTALE,
-        errno.ETXTBSY,
-    }
-)
-"""The file system's answers that an operator can mend; any other OSError is our bug."""
 
 
 class CommandError(Exception):
@@ -84,7 +56,7 @@ def describe(error: Exception) -> CommandError:
             return CommandError("USAGE", error.format_message())
         case ConfigError():
             return _config(error.problems)
-        case OSError() if error.errno in _FILE_ERRNOS:
+        case OSError() if error.errno in FILE_ERRNOS:
             path = str(error.filename or "")
             message = f"{path}: {error.strerror}" if path else str(error.strerror)
             return CommandError("FILE_ERROR", message, {"file": path})

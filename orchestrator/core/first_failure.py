@@ -38,6 +38,7 @@ _PRIORITY = {
                 "RANK_EXITED",
                 "RANK_KILLED",
                 "LAUNCH_FAILED",
+                "FILE_ERROR",
                 "CANNOT_TRAIN",
                 "NEVER_JOINED",
             ),

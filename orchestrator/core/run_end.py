@@ -21,6 +21,7 @@ LOSES_SITE = frozenset(
         "SITE_LOST",
         "LAUNCH_FAILED",
         "CANNOT_TRAIN",
+        "FILE_ERROR",
         "PEER_LOST",
         "RANK_STALLED",
     }

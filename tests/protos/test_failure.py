@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -65,3 +67,13 @@ def test_errors_say_who_must_act() -> None:
     assert (bug.code, bug.message, bug.site) == ("INTERNAL", "ValueError: a b", "ash")
     assert failure_of(PeerLostError("gone", "birch"), "ash").site == "birch"
     assert failure_of(CorruptDataError("damaged")).code == "CORRUPT_DATA"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+def test_what_a_disk_refuses_is_no_bug_of_ours(number: int) -> None:
+    refused = failure_of(OSError(number, os.strerror(number), "/state/tensors"), "ash")
+    assert (refused.code, refused.site) == ("FILE_ERROR", "ash")
+    assert refused.message == f"/state/tensors: {os.strerror(number)}"
+    unnamed = failure_of(OSError(number, os.strerror(number)))
+    assert (unnamed.code, unnamed.message) == ("FILE_ERROR", os.strerror(number))
+    assert failure_of(OSError(errno.EINVAL, "Invalid argument")).code == "INTERNAL"

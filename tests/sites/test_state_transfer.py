@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
+import os
 import random
 import shutil
 import threading
@@ -21,7 +23,12 @@ import pytest
 from isthmus.orchestrator.emulator.emulator_config import RelayEndpoint
 from isthmus.orchestrator.emulator.link_shape import LinkShape
 from isthmus.orchestrator.emulator.wan_fixture import Wan
-from isthmus.protos.errors import PeerLostError, RemoteProtocolError, StaleGenerationError
+from isthmus.protos.errors import (
+    PeerLostError,
+    RemoteProtocolError,
+    StaleGenerationError,
+    failure_of,
+)
 from isthmus.protos.exchange.v1 import state_pb2, state_pb2_grpc
 from isthmus.sites.gateway.links.inbound_proxy import InboundProxy
 from isthmus.sites.gateway.links.peer_server import Context, abort, session_of
@@ -405,6 +412,24 @@ def test_a_state_for_which_there_is_no_room_is_not_fetched(
     with pytest.raises(OSError, match="it takes 268MiB, and 256MiB are free"):
         fetch(tmp_path, *scripted("a"), timeout_s=30.0).run()
     assert not entry_folder(tmp_path, EPOCH).exists()
+
+
+def test_a_disk_that_is_full_by_then_is_named_with_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Script(monkeypatch, {"a": [index_of(12 * MIB)]})
+    taking = fetch(tmp_path, *scripted("a"), timeout_s=30.0)
+
+    def write(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", write)
+    with pytest.raises(OSError, match="No space left") as raised:
+        taking.run()
+    assert (
+        failure_of(raised.value).message
+        == f"{entry_folder(tmp_path, EPOCH)}: No space left on device"
+    )
 
 
 def test_a_gateway_says_how_far_its_ranks_are_with_the_latest_state(tmp_path: Path) -> None:

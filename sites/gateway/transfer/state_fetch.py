@@ -153,8 +153,10 @@ class StateFetch:
         watching.start()
         try:
             self._run()
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(self._folder, ignore_errors=True)
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = str(self._folder)  # a write names no file
             raise
         finally:
             self._ended.set()
