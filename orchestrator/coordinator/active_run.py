@@ -123,6 +123,7 @@ class ActiveRun:
         self._compares_data = submission.spec.job.exchange.schedule != "off"
         self._progress_failing = Failing("progress")
         self._logs_failing = Failing(f"the logs below {folder}")
+        self._documents_failing = Failing(folder)
         if not recorded:
             submission.write(self._files)
             self._record("run.submitted", detail=submission.to_json(folder))
@@ -195,7 +196,12 @@ class ActiveRun:
     def message(self) -> control_pb2.Run:
         """Return the run as operators see it now."""
         told = run_message(self.view, self._progress())
-        troubles = (self._progress_failing, self._logs_failing, self._files)
+        troubles = (
+            self._progress_failing,
+            self._logs_failing,
+            self._documents_failing,
+            self._files,
+        )
         told.notes.extend(each.trouble for each in troubles if each.trouble)
         return told
 
@@ -367,8 +373,23 @@ class ActiveRun:
             self._record("clock.stepped", detail={"note": note})
         if not self.has_ended and now_s - self._saved_s >= PROGRESS_S:
             self._saved_s = now_s
+            self._keep_documents()
             with self._progress_failing.told(JournalError):
                 self._journal.save_progress(self.run_id, self._progress())
+
+    def _keep_documents(self) -> None:
+        """Write what was removed of the documents again: the next coordinator needs them."""
+        if self._files.is_whole:
+            return
+        folder = self._files.folder
+        with self._documents_failing.told():
+            self._submission.write(self._files)
+            note = (
+                f"something removed {folder}, or files in it, while the run goes on: its documents "
+                "were written again, and what else was in it is lost"
+            )
+            log.warning("%s", note)
+            self._record("folder.restored", detail={"note": note})
 
     def add_logs(self, site: str, lines: Iterable[control_pb2.LogLine]) -> bool:
         """Append log lines; False: the disk refused them, and the agent has to send them again.

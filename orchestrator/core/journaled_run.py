@@ -72,6 +72,7 @@ _NOTED = frozenset(
         "run.stopping",
         "run.ended",
         "clock.stepped",
+        "folder.restored",
         "exporter.trouble",
     }
 )

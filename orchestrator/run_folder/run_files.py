@@ -55,6 +55,11 @@ class RunFiles:
         """
         write_atomically(self.folder / SPEC, written.decode("utf-8"))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all is there that `write_documents` and `write_spec` wrote."""
+        return all((self.folder / name).is_file() for name in (JOB, TOPOLOGY, SPEC))
+
     def read_documents(self) -> tuple[str, str]:
         """Return the job and the topology as submitted.
 

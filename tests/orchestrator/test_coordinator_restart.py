@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
 import time
 from collections import Counter
 from functools import partial
@@ -188,6 +189,38 @@ def test_a_run_that_sites_may_hold_is_not_ended_by_who_cannot_read_it(tmp_path: 
         (folder / SPEC).write_bytes(spec)
         with JournalReader(tmp_path) as reader:
             assert [reader.events("run-1"), reader.events("")] == before
+        async with coordinating(tmp_path) as bench:
+            for agent in [await come_back(bench, each) for each in old]:
+                await agent.end(succeeded=True)
+            assert (await bench.ended()).state == pb.RUN_STATE_SUCCEEDED
+
+    run_scenario(scenario())
+
+
+@pytest.mark.parametrize("removed", ["", SPEC, "job.yaml", "topology.yaml"])
+def test_what_is_removed_under_an_active_run_is_told_and_does_not_end_it(
+    tmp_path: Path, removed: str
+) -> None:
+    """The coordinator that comes next needs the documents."""
+    folder = tmp_path / "runs" / "run-1"
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            old = await active(bench, "a", "b")
+            kept = {
+                name: (folder / name).read_bytes() for name in (SPEC, "job.yaml", "topology.yaml")
+            }
+            if removed:
+                (folder / removed).unlink()
+            else:
+                shutil.rmtree(folder)
+            run = await bench.until(lambda run: any("removed" in note for note in run.notes))
+            (note,) = [each for each in run.notes if "removed" in each]
+            assert str(folder) in note
+            assert "its documents were written again" in note
+            for name, written in kept.items():
+                assert (folder / name).read_bytes() == written
+            assert folder.stat().st_mode & 0o077 == 0
         async with coordinating(tmp_path) as bench:
             for agent in [await come_back(bench, each) for each in old]:
                 await agent.end(succeeded=True)
