@@ -11,7 +11,11 @@ No values."""
 EVALUATION = "evaluation"
 """Held-out loss, at a step."""
 LINK = "link"
-"""Totals of one directed link since the run began; labels `source`, `target`."""
+"""What one process of a gateway has sent over a directed link. Totals never fall; those of another
+process begin at 0. Labels `source`, `target`, `gateway`, PROCESS."""
+PROCESS = "process"
+"""A label: which process of the gateway has counted. What a link has carried is the sum over
+them."""
 
 TIMELINE = "timeline"
 """One sampled step of a site's first rank, as wall-clock times."""

@@ -139,7 +139,7 @@ class LinkWatch:
         self._open: dict[Pair, dict[str, _Totals]] = {}
 
     def add(self, pair: Pair, gateway: str, values: Mapping[str, float], now_s: float) -> None:
-        """Take what one gateway reports of a link: totals since the run began.
+        """Take what one gateway reports of a link: totals since its process began.
 
         Reports of unknown links or gateways, or with figures that are no numbers, change nothing.
         """
@@ -152,6 +152,8 @@ class LinkWatch:
             self._sample(pair, RTT, rtt_s, now_s)
         now = _Totals(values.get(metrics.LIMITED_BYTES, 0.0), values.get(metrics.LIMITED_S, 0.0))
         before = self._totals.setdefault((pair, gateway), _Totals())
+        if now.limited_s < before.limited_s:  # it was started again
+            before = self._totals[pair, gateway] = _Totals()
         limited_s = now.limited_s - before.limited_s
         if limited_s < LIMITED_MIN_S:
             return

@@ -125,7 +125,8 @@ class RunMetrics:
         self.last_step = 0
         self._open: dict[int, _OpenStep] = {}
         self._loss_stride = 1
-        self._by_gateway: dict[tuple[str, str], dict[str, Mapping[str, float]]] = {}
+        self._by_process: dict[tuple[str, str], dict[str, dict[str, Mapping[str, float]]]] = {}
+        """The last totals of each link: by gateway, and by the process that has counted."""
         self._links: dict[tuple[str, str], dict[str, float]] = {}
         """As `link` made them last, of those that have not changed since."""
         self._evaluated_step = -1
@@ -158,7 +159,10 @@ class RunMetrics:
             self._slow_ranks.add(site, step, values, labels)
         elif kind == metrics.LINK and labels.get("source") == site:
             pair = (site, labels.get("target", ""))
-            self._by_gateway.setdefault(pair, {})[labels.get("gateway", "")] = values
+            of_gateway = self._by_process.setdefault(pair, {}).setdefault(
+                labels.get("gateway", ""), {}
+            )
+            of_gateway[labels.get(metrics.PROCESS, "")] = values
             self._links.pop(pair, None)
         return True
 
@@ -195,17 +199,21 @@ class RunMetrics:
 
     @property
     def links(self) -> dict[tuple[str, str], dict[str, float]]:
-        """The last totals of each directed link, of all gateways that share it together.
+        """What each directed link has carried over the run, by all gateways that share it.
 
-        Nobody may change them.
+        Sums over the processes of each gateway, for one that starts again counts from 0. Nobody may
+        change them.
         """
-        return {pair: self.link(pair) for pair in self._by_gateway}
+        return {pair: self.link(pair) for pair in self._by_process}
 
     def link(self, pair: tuple[str, str]) -> dict[str, float]:
         """Return the same of one link that has been measured."""
         found = self._links.get(pair)
         if found is None:
-            found = self._links[pair] = _together(list(self._by_gateway[pair].values()))
+            by_gateway = self._by_process[pair].values()
+            found = self._links[pair] = _added(
+                [_in_turn([*by_process.values()]) for by_process in by_gateway], max
+            )
         return found
 
     def mfu(self, *sites: str) -> Mfu | None:
@@ -356,17 +364,26 @@ class RunMetrics:
             self._loss_stride *= 2
 
 
-def _together(gateways: list[Mapping[str, float]]) -> dict[str, float]:
-    """Return the totals of a link that several gateways of one site send over."""
-    link: dict[str, float] = {
-        name: sum(each.get(name, 0.0) for each in gateways) for name in _SUMMED
-    }
-    link[metrics.BUSY_S] = max(each.get(metrics.BUSY_S, 0.0) for each in gateways)
+def _in_turn(processes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return what one gateway has sent over a link, in one process after another."""
+    link = _added(processes, sum)
+    link.pop(metrics.IDLE_RTT_S, None)
+    if metrics.IDLE_RTT_S in processes[-1]:
+        link[metrics.IDLE_RTT_S] = processes[-1][metrics.IDLE_RTT_S]
+    return link
+
+
+def _added(
+    parts: Sequence[Mapping[str, float]], times: Callable[[Iterable[float]], float]
+) -> dict[str, float]:
+    """Return the totals of a link from its parts; `times` is `max` if these send at once."""
+    link = {name: sum(each.get(name, 0.0) for each in parts) for name in _SUMMED}
+    for name in (metrics.BUSY_S, metrics.LIMITED_S):
+        link[name] = times(each.get(name, 0.0) for each in parts)
     if link[metrics.BUSY_S] > 0:
         link[metrics.THROUGHPUT_BYTES_PER_S] = link[metrics.SENT_BYTES] / link[metrics.BUSY_S]
-    link[metrics.LIMITED_S] = max(each.get(metrics.LIMITED_S, 0.0) for each in gateways)
     for name in (metrics.RTT_S, metrics.IDLE_RTT_S):
-        rtts_s = [each[name] for each in gateways if name in each]
+        rtts_s = [each[name] for each in parts if name in each]
         if rtts_s:
             link[name] = min(rtts_s)
     return link

@@ -309,6 +309,7 @@ def _tiles(view: Mapping[str, Any]) -> Markup | None:
         ("WAN, exposed", show(view["exposed_share"], formats.share), "of the steps' time"),
         ("MFU", formats.mfu(view), "of all accelerators' peak"),
         ("sent over the WAN", show(view["sent_bytes"] or None, formats.size), ""),
+        ("egress", show(view["egress_usd"], formats.dollars), _costs(view)),
         (
             "take part",
             f"{len(view['members'])} of {view['num_sites']}" if view["members"] else "-",
@@ -320,6 +321,11 @@ def _tiles(view: Mapping[str, Any]) -> Markup | None:
         tokens = f"{formats.count(view['tokens'])} tokens" if view["tokens"] else ""
         found.insert(1, ("tokens a second", pace, tokens))
     return tiles([each for each in found if each[1] != formats.UNKNOWN])
+
+
+def _costs(view: Mapping[str, Any]) -> str:
+    """Return what the bytes are a step and a day, and what the codec saves."""
+    return (view["egress"] or "").partition(", ")[2]
 
 
 def _order(site: Mapping[str, Any]) -> tuple[bool, float]:

@@ -73,7 +73,7 @@ class StepMark:
 
 
 class _LinkNow:
-    """What one gateway has sent lately over a link."""
+    """What was sent lately over a link."""
 
     __slots__ = ("samples",)
 
@@ -81,8 +81,6 @@ class _LinkNow:
         self.samples: deque[tuple[float, float]] = deque(maxlen=64)
 
     def add(self, wall_s: float, sent_bytes: float) -> None:
-        if self.samples and sent_bytes < self.samples[-1][1]:
-            self.samples.clear()  # its gateway was started again
         self.samples.append((wall_s, sent_bytes))
         while len(self.samples) > 2 and wall_s - self.samples[1][0] >= NOW_S:
             self.samples.popleft()
@@ -123,7 +121,7 @@ class RunIndex:
         self._last_s = 0.0
         self._steps = StepSeries(MAX_FINE_POINTS, names=STEP_FIGURES)
         self._losses = StepSeries(MAX_FINE_POINTS)
-        self._links_now: dict[tuple[str, str], dict[str, _LinkNow]] = {}
+        self._links_now: dict[tuple[str, str], _LinkNow] = {}
         self._marks: deque[StepMark] = deque(maxlen=MAX_MARKS)
         self._num_lines, self._num_odd = 0, 0
         self._figures: dict[str, Any] = {}
@@ -188,11 +186,10 @@ class RunIndex:
             self._steps.add(step, wall_s, values)
         elif kind == metrics.EVALUATION and metrics.HELD_OUT_LOSS in values:
             self._add_to_losses(step, {metrics.HELD_OUT_LOSS: values[metrics.HELD_OUT_LOSS]})
-        elif kind == metrics.LINK and metrics.SENT_BYTES in values:
-            pair = (str(labels["source"]), str(labels["target"]))
-            gateways = self._links_now.setdefault(pair, {})
-            now = gateways.setdefault(str(labels.get("gateway", "")), _LinkNow())
-            now.add(wall_s, values[metrics.SENT_BYTES])
+        elif kind == metrics.LINK and labels.get("source") == site:
+            pair = (site, labels.get("target", ""))
+            sent_bytes = self._measured.link(pair)[metrics.SENT_BYTES]
+            self._links_now.setdefault(pair, _LinkNow()).add(wall_s, sent_bytes)
 
     def _add_loss(self, step: int, loss: float) -> None:
         self._add_to_losses(step, {metrics.LOSS: loss})
@@ -250,12 +247,7 @@ class RunIndex:
                 for name, site in measured.sites.items()
             },
             "links": {
-                pair: {**latest, "now_bytes_per_s": self._now(pair)}
+                pair: {**latest, "now_bytes_per_s": self._links_now[pair].bytes_per_s(self._last_s)}
                 for pair, latest in measured.links.items()
             },
         }
-
-    def _now(self, pair: tuple[str, str]) -> float | None:
-        rates = [each.bytes_per_s(self._last_s) for each in self._links_now.get(pair, {}).values()]
-        known = [rate for rate in rates if rate is not None]
-        return sum(known) if known else None

@@ -9,6 +9,7 @@ from isthmus.orchestrator.core.run_metrics import PARTS
 from isthmus.orchestrator.dashboard.run_index import RunIndex
 from isthmus.orchestrator.dashboard.run_library import Described, WatchedRun
 from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.evidence.view.egress import PRICE, egress_of, link_costs
 from isthmus.orchestrator.evidence.view.formats import known, ratio
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
@@ -94,6 +95,8 @@ def _made(watched: WatchedRun, run: control_pb2.Run, figures: dict[str, Any]) ->
         if site["parts_s"]
     )
     tokens = known(totals, metrics.TOKENS)
+    step_s, links = known(totals, metrics.STEP_S), _links(run, figures)
+    egress = egress_of(links, active_s=run.active_s, step_s=step_s, codec=run.codec)
     return {
         **view,
         "epoch": run.epoch,
@@ -106,15 +109,17 @@ def _made(watched: WatchedRun, run: control_pb2.Run, figures: dict[str, Any]) ->
         "is_shipped_trainer": described.job is not None and described.job.entrypoint is None,
         "counts_tokens": figures.get("counts_tokens", True),
         "tokens_per_s": ratio(tokens or None, slowest_s),
-        "step_s": known(totals, metrics.STEP_S),
+        "step_s": step_s,
         "exposed_share": ratio(exposed_s, all_s),
         metrics.MFU: known(totals, metrics.MFU),
         metrics.MFU_ESTIMATE: known(totals, metrics.MFU_ESTIMATE),
         "sent_bytes": known(totals, metrics.WIRE_BYTES),
+        "egress_usd": None if egress is None else egress.usd,
+        "egress": None if egress is None else egress.line(),
         "plan": _plan(described, run),
         "keeps_checkpoints": None if described.job is None else bool(described.job.checkpoint),
         "sites": sites,
-        "links": _links(run, figures),
+        "links": links,
         "notes": [
             {"wall_s": each.wall_s, "kind": each.kind, "site": each.site, "text": each.text}
             for each in run.noted
@@ -189,10 +194,14 @@ def _links(run: control_pb2.Run, figures: dict[str, Any]) -> list[dict[str, Any]
         configured = link.bytes_per_s or None
         throughput = known(latest, metrics.THROUGHPUT_BYTES_PER_S) or None
         now = known(latest, "now_bytes_per_s")
+        price = {PRICE: link.egress_usd_per_byte or None}
+        costs = link_costs({**latest, **price}, run.active_s, known(run.totals, metrics.STEP_S))
         views.append(
             {
                 "source": link.source,
                 "target": link.target,
+                **price,
+                **costs,
                 "configured_bytes_per_s": configured,
                 "configured_rtt_s": link.rtt_s or None,
                 metrics.THROUGHPUT_BYTES_PER_S: throughput,

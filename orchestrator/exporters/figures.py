@@ -234,8 +234,7 @@ class RunFigures:
         if 0 <= for_s < USED_OVER_S:
             return
         sent_bytes, share = self._metrics.link(pair)[metrics.SENT_BYTES], None
-        # Else a clock was set, or the site's gateways began anew.
-        if use is not None and for_s > 0 and sent_bytes >= use.sent_bytes:
+        if use is not None and for_s > 0:  # else a clock was set
             share = (sent_bytes - use.sent_bytes) / (for_s * link.bytes_per_s)
         self._uses[pair] = _Use(wall_s, sent_bytes, share)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -14,7 +15,7 @@ from typing import Any, Final
 from isthmus.protos.errors import IsthmusError, LocalProtocolError, failure_of
 from isthmus.protos.failure import Failure, one_line, text_of
 from isthmus.protos.frame import Frame
-from isthmus.protos.metrics import AGAIN, ENTRY, FETCH_S, LINK, STATE_BYTES
+from isthmus.protos.metrics import AGAIN, ENTRY, FETCH_S, LINK, PROCESS, STATE_BYTES
 from isthmus.protos.usable_cores import usable_cores
 from isthmus.sites.codecs.codec import Floats
 from isthmus.sites.gateway.agent_port import Resume, Settle
@@ -126,6 +127,8 @@ class Gateway(EndingGateway):
             on_opinion=self._tell_opinion,
             server=self._server,
         )
+        self._process = secrets.token_hex(4)
+        """Tells this process's totals of links from those of one before or after it."""
         self._left: SiteLeftError | None = None
         """Set once this site leaves a run that goes on: the error that its ranks get."""
         self._connecting: threading.Thread | None = None
@@ -311,6 +314,9 @@ class Gateway(EndingGateway):
                     fetch.run()
                 else:
                     fetch.wait_for_other()
+            except (IsthmusError, OSError) as error:
+                self.fail(failure_of(error, config.site))
+                return
             except Exception as error:  # noqa: BLE001 - a thread's root: ends the gateway
                 _log.exception("the training state of the other sites could not be fetched")
                 self.fail(failure_of(error, config.site))
@@ -348,8 +354,7 @@ class Gateway(EndingGateway):
             self._drain()
         links = self._links.all.values()
         side_by_side([functools.partial(link.leave, farewell, _FAREWELL_S) for link in links])
-        if links:
-            self._report_links()
+        self._report_links()
         self._executor.close()
         self._links.close()
         self._server.close()
@@ -525,7 +530,7 @@ class Gateway(EndingGateway):
     def _report_links(self) -> None:
         """Report the totals of each outgoing link, summed over the gateways of the peer site."""
         for figures in self._config.links:
-            totals = [link.totals() for link in self._links.to(figures.site)]
+            totals = self._links.totals(figures.site)
             if not totals:
                 continue
             self._write(
@@ -539,6 +544,7 @@ class Gateway(EndingGateway):
                         "source": self._config.site,
                         "target": figures.site,
                         "gateway": str(self._config.gateway),
+                        PROCESS: self._process,
                     },
                 }
             )

@@ -61,6 +61,15 @@ def test_drift_counts_once_it_has_lasted() -> None:
     assert reports.watch.figures() == {AB: LinkFigures(bytes_per_s=drift.now)}
 
 
+def test_a_gateway_that_starts_again_is_measured_from_its_first_report_on() -> None:
+    reports = Reports()
+    reports.carry(*[PLANNED] * 20)
+    reports._totals.clear()
+    reports.carry(*[PLANNED / 10] * 13)
+    (drift,) = reports.watch.drifts()
+    assert drift.now == pytest.approx(PLANNED / 10)
+
+
 def test_single_measurements_move_nothing() -> None:
     reports = Reports()
     for _ in range(30):

@@ -198,6 +198,29 @@ def test_gateways_of_one_link_count_together() -> None:
     assert together["rtt_s"] == 0.04
 
 
+def test_what_a_link_carried_is_what_all_processes_of_its_gateways_have_sent() -> None:
+    """One that starts again counts from 0; and what an agent sends again counts once."""
+    measured = RunMetrics(("a", "b"))
+
+    def add(gateway: str, process: str, sent: float, busy_s: float, rtt_s: float) -> None:
+        labels = {"source": "a", "target": "b", "gateway": gateway, "process": process}
+        values = {**link(sent, busy_s, rtt_s), "limited_s": busy_s / 2, "idle_rtt_s": rtt_s}
+        measured.add("a", "link", 1, values, labels)
+
+    add("0", "x", 100, 2.0, 0.01)
+    add("1", "y", 50, 1.0, 0.04)
+    add("0", "z", 10, 1.0, 0.05)
+    carried = measured.links["a", "b"]
+    assert (carried["sent_bytes"], carried["raw_bytes"], carried["busy_s"]) == (160, 320, 3.0)
+    assert (carried["limited_s"], carried["rtt_s"], carried["idle_rtt_s"]) == (1.5, 0.01, 0.04)
+    add("0", "z", 500, 4.0, 0.05)
+    assert measured.links["a", "b"]["sent_bytes"] == 650
+    add("0", "x", 100, 2.0, 0.01)
+    add("0", "z", 500, 4.0, 0.05)
+    assert measured.links["a", "b"]["sent_bytes"] == 650
+    assert measured.totals()["wire_bytes"] == 650
+
+
 def test_the_summary_has_every_figure_or_null() -> None:
     links = (
         {"source": "a", "target": "b", "bytes_per_s": 10.0, "rtt_s": 0.1},

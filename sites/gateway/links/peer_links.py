@@ -11,6 +11,7 @@ closed, and made again when a plan does.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import threading
@@ -317,6 +318,8 @@ class PeerLinks:
         self._lock = threading.Lock()
         self.all: Mapping[GatewayId, Link] = {}
         """All current links by peer; the mapping is replaced, never changed."""
+        self._past: dict[GatewayId, LinkTotals] = {}
+        """What earlier links to each peer have carried."""
         self._is_closed = False
 
     @property
@@ -328,10 +331,15 @@ class PeerLinks:
         """Return the current address of a gateway."""
         return self._peers[at]
 
-    def to(self, site: str) -> list[Link]:
-        """Return the links to a site's gateways."""
+    def totals(self, site: str) -> list[LinkTotals]:
+        """Return what was sent to each of a site's gateways, over all links that were ever made."""
         index = self._config.sites.index(site)
-        return [link for (other, _), link in self.all.items() if other == index]
+        with self._lock:
+            found = {peer: past for peer, past in self._past.items() if peer[0] == index}
+            for peer, link in self.all.items():
+                if peer[0] == index:
+                    found[peer] = link.totals().after(found.get(peer, LinkTotals()))
+        return list(found.values())
 
     def meet(self, peers: Iterable[Peer], sites: Collection[str] | None = None) -> None:
         """Set the addresses of all gateways that this one may have to dial.
@@ -483,10 +491,13 @@ class PeerLinks:
         forgotten = set(senders)
         with self._opinion:
             self._suspected -= forgotten
-        links = [link for sender, link in self.all.items() if sender in forgotten]
+        links = {sender: link for sender, link in self.all.items() if sender in forgotten}
+        for sender, link in links.items():
+            totals = link.totals().after(self._past.get(sender, LinkTotals()))
+            self._past[sender] = dataclasses.replace(totals, idle_rtt_s=None)
         self.all = {sender: link for sender, link in self.all.items() if sender not in forgotten}
         self._on_change(self.all)
-        return links
+        return list(links.values())
 
     def _end(self, links: Iterable[Link]) -> None:
         for link in links:

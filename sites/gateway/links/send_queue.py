@@ -84,6 +84,22 @@ class LinkTotals:
     idle_rtt_s: float | None = None
     """Round trip of the idle link: median of the latest greetings; None before the first."""
 
+    def after(self, past: LinkTotals) -> LinkTotals:
+        """Return the totals of this link and of an earlier one to the same gateway."""
+        return LinkTotals(
+            sent_bytes=past.sent_bytes + self.sent_bytes,
+            raw_bytes=past.raw_bytes + self.raw_bytes,
+            sent_frames=past.sent_frames + self.sent_frames,
+            longest_bytes=max(past.longest_bytes, self.longest_bytes),
+            busy_s=past.busy_s + self.busy_s,
+            rtt_s=min(past.rtt_s, self.rtt_s),
+            num_pauses=past.num_pauses + self.num_pauses,
+            paused_s=past.paused_s + self.paused_s,
+            limited_bytes=past.limited_bytes + self.limited_bytes,
+            limited_s=past.limited_s + self.limited_s,
+            idle_rtt_s=self.idle_rtt_s,
+        )
+
 
 def link_values(totals: Sequence[LinkTotals]) -> dict[str, float]:
     """Return a metric's values (protos/metrics.py) for the links to a site's gateways."""
