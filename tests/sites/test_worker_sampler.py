@@ -416,3 +416,52 @@ def test_a_run_that_begins_with_some_sites_has_the_full_batch(
     lost = divided.batch(frozenset({1, 2}))
     expected = (24, 1.0) if rule == "keep" else (12, 0.5)
     assert (lost.samples, lost.learning_rate_scale) == expected
+
+
+@pytest.mark.parametrize("gone", [frozenset[int](), frozenset({0})])
+@pytest.mark.parametrize(
+    ("divided", "even"),
+    [
+        (shares(2, 1, batch=6), 2),
+        (shares(2, 2, batch=6), 0),
+        (shares(1, 1, batch=5), 0),
+        (BatchShares(full=FullBatch(9, 3), rule="keep", ranks=(2, 1), sequences=(2, 1)), 3),
+        (BatchShares(full=FullBatch(9, 3), rule="keep", ranks=(2, 1), sequences=(1, 2)), 0),
+    ],
+)
+def test_ranks_weigh_by_their_samples_and_1_where_all_have_as_many(
+    divided: BatchShares, even: int, gone: frozenset[int]
+) -> None:
+    for site, ranks in enumerate(divided.ranks):
+        for rank in range(ranks):
+            sampler = Sampler(num_samples=99, shares=divided, site=site, rank=rank, seed=0)
+            sampler.begin_without(gone)
+            assert sampler.weight(False) == 1.0, "nothing of it is trained on yet"
+            samples = len(sampler.draw())
+            unit = divided.even(gone)
+            assert gone or unit == even
+            assert site in gone or sampler.weight(False) == samples / (unit or 1)
+
+
+def test_ranks_that_share_experts_weigh_alike_in_each_site() -> None:
+    """From the start uneven shares are refused; once a site was lost nothing ends for them."""
+    divided = shares(2, 2, 2, batch=18)
+    made = [
+        Sampler(num_samples=99, shares=divided, site=site, rank=rank, seed=0)
+        for site in range(3)
+        for rank in range(2)
+    ]
+    for each in made:
+        each.draw()
+    assert {each.weight(True) for each in made} == {1.0}
+    for each in made[:4]:
+        each.begin_without({2})
+    weights = [each.weight(True) for each in made[:4]]
+    assert weights == [4.5] * 4
+    assert [each.weight(False) for each in made[:4]] == [4.0, 5.0, 4.0, 5.0]
+    uneven = Sampler(num_samples=99, shares=shares(2, 1, batch=5), site=0, rank=0, seed=0)
+    uneven.draw()
+    with pytest.raises(
+        ScriptError, match="2 ranks of this site share 3 samples of a step unevenly"
+    ):
+        uneven.weight(True)

@@ -62,7 +62,7 @@ class Parts:
         averaging = Averaging(context, link, members, steps, records)
         attachment = Attachment(context, averaging, members, steps, records)
         rates = LearningRates()
-        data = RunData(context, missing_sites, rates)
+        data = RunData(context, missing_sites, rates, attachment.tokens)
         rejoining = Rejoining(context, averaging, members, missing_sites, data, steps, records)
         checkpointing = Checkpointing(
             context, link, averaging, attachment, data, rates, rejoining, steps, records

@@ -261,7 +261,8 @@ class Site:
         """Add to the tokens behind this rank's gradient: its weight in the average.
 
         Call it before the backward pass that synchronises; several calls add up (one a micro-batch
-        under `no_sync`). A script that never calls it weighs every rank alike.
+        under `no_sync`). A script that never calls it weighs each rank by what `sampler` gives it
+        for a step; without that, every rank alike.
         """
         self._parts.attachment.tokens.add(tokens)
 
@@ -337,8 +338,8 @@ class Site:
 
         Args:
             dataset: the same at every site, of which only the length is read.
-            global_batch: samples of a step, over all sites, which all ranks share evenly; None: the
-                job's, which its placement may divide otherwise.
+            global_batch: samples of a step, over all sites, which all ranks share as evenly as they
+                can; None: the job's, which its placement may divide otherwise.
             seed: names the orders; the same everywhere.
             data_mesh: the ranks of the site with data of their own, as `attach` has it: ranks
                 of tensor parallelism, or of a pipeline, have the same. Left out, each has its own.

@@ -39,6 +39,15 @@ class BatchShares:
         left = sum(each for site, each in enumerate(self.ranks) if site not in gone)
         return batch_with(self.full, left, self.rule, self.rate)
 
+    def even(self, gone: Gone) -> int:
+        """Return how many samples each rank has, where all have as many; else 0."""
+        (samples, rest), *others = {
+            divmod(len(self.of_site(site, gone)), ranks)
+            for site, ranks in enumerate(self.ranks)
+            if site not in gone
+        }
+        return 0 if rest or others else samples
+
     def of_site(self, site: int, gone: Gone) -> range:
         """Return the places of a site in the batch."""
         weights = self.sequences or self.ranks

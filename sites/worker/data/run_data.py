@@ -13,6 +13,7 @@ from isthmus.sites.worker.data.learning_rates import LearningRates
 from isthmus.sites.worker.data.sampler import Sampler
 from isthmus.sites.worker.exchange.missing_sites import MissingSites
 from isthmus.sites.worker.exchange.rank_context import RankContext
+from isthmus.sites.worker.exchange.step_records import TokenCount
 from isthmus.topology.spec.batch_rule import FullBatch
 
 if TYPE_CHECKING:
@@ -23,12 +24,17 @@ class RunData:
     """Keeps a sampler, if the script has one, in step with the run. For the training thread."""
 
     def __init__(
-        self, context: RankContext, missing_sites: MissingSites, rates: LearningRates
+        self,
+        context: RankContext,
+        missing_sites: MissingSites,
+        rates: LearningRates,
+        tokens: TokenCount,
     ) -> None:
-        """Have no sampler yet."""
+        """Have no sampler yet. `tokens` weighs each step."""
         self._context = context
         self._missing_sites = missing_sites
         self._rates = rates
+        self._tokens = tokens
         self._regime = context.spec.job.regime
         self._sampler: Sampler | None = None
 
@@ -74,6 +80,7 @@ class RunData:
         )
         if not context.rejoins:
             sampler.begin_without(late)
+        self._tokens.of_batch = sampler.weight
         self._sampler = sampler
         return sampler
 

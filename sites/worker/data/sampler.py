@@ -14,6 +14,9 @@ from isthmus.sites.worker.data.data_positions import DataPositions, Positions
 from isthmus.sites.worker.data.shuffling import key_of, shuffled, splitmix64
 from isthmus.sites.worker.exchange.missing_sites import NOTICE_STEPS
 
+_ALIKE = 1 << 20
+"""Weights that are to be alike are multiples of 1 / _ALIKE: so they add up exactly."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
@@ -162,9 +165,39 @@ class Sampler:
     @property
     def most(self) -> int:
         """Samples of the site's busiest replica, in the batch that was drawn last."""
-        replicas = self._replicas or self.shares.ranks[self._site]
         samples = len(self.shares.of_site(self._site, self._drawn[-1].gone))
-        return max(1, -(-samples // replicas))
+        return max(1, -(-samples // self._num_readers))
+
+    @property
+    def _num_readers(self) -> int:
+        """Ranks of the site that have data of their own."""
+        return self._replicas or self.shares.ranks[self._site]
+
+    def weight(self, is_alike: bool) -> float:
+        """Return how much this rank's batch of the next step counts beside those of all others.
+
+        1, where each rank has as many samples; else in proportion to them.
+
+        Args:
+            is_alike: ranks of the site have to weigh alike: then each does as their mean.
+
+        Raises:
+            ScriptError: ranks of the site have to weigh alike, and do not from the start.
+        """
+        gone = self._gone(self._num_used)
+        if not self._num_drawn or self._site in gone:
+            return 1.0
+        unit = self.shares.even(gone) or 1
+        if not is_alike:
+            return len(self._own(gone)) / unit
+        samples, readers = len(self.shares.of_site(self._site, gone)), self._num_readers
+        if samples % readers and not gone:
+            raise ScriptError(
+                f"site.sampler: {readers} ranks of this site share {samples} samples of a step unevenly, "
+                "and experts that ranks share, and what fully_shard replicates, are reduced with "
+                "equal weights: make global_batch a multiple of the number of ranks that read data"
+            )
+        return round(samples / readers / unit * _ALIKE) / _ALIKE
 
     def indices(self, positions: Positions) -> Positions:
         """Return which samples of the dataset stand at positions of the run.

@@ -40,6 +40,8 @@ class TokenCount:
     def __init__(self) -> None:
         self._counted: int | None = None
         self._must_count = False
+        self.of_batch: Callable[[bool], float] = lambda _: 1.0
+        """Weighs a step that nobody counts, given whether ranks of the site have to weigh alike."""
 
     @property
     def is_counted(self) -> bool:
@@ -61,8 +63,10 @@ class TokenCount:
         self._counted = (self._counted or 0) + tokens
         self._must_count = True
 
-    def take(self) -> float:
-        """Return the step's tokens and start anew; 1 in a script that never counts.
+    def take(self, *, is_alike: bool = False) -> float:
+        """Return the step's tokens and start anew; in a script that never counts, what its batch is.
+
+        `is_alike`: all ranks of the site have to have counted as many.
 
         Raises:
             ScriptError: the script counted before other steps, or its loss is a sum, but not
@@ -73,7 +77,7 @@ class TokenCount:
                 "count_tokens was called for earlier steps, or losses are sums that need it "
                 '(loss="sum"), but not before this backward pass: its gradient would weigh 1 token'
             )
-        tokens = 1 if self._counted is None else self._counted
+        tokens = self.of_batch(is_alike) if self._counted is None else self._counted
         self._counted = None
         return float(tokens)
 

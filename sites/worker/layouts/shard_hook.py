@@ -208,7 +208,7 @@ class ShardHook(AgreedHook):
             torch.autograd.Variable._execution_engine.queue_callback(self._end_after_others)
         else:
             check_schedule()
-        self._taken = self._tokens.take()
+        self._taken = self._tokens.take(is_alike=self._mean.is_counted_alike)
         terms = RoundTerms(
             is_gradient=True,
             is_summed=self._is_summed,

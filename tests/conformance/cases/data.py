@@ -222,6 +222,27 @@ def several_batches_a_step(world: World) -> Any:
     return model
 
 
+@case((*BOTH, *AVERAGE), quick=DDP)
+def uneven_global_batch(world: World) -> Any:
+    """`site.sampler` with a batch that ranks cannot share evenly, and tokens that nobody counts"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    sampler = world.site.sampler(Numbers(), global_batch=5)
+    world.start(model, optimizer)
+    loader: Any = DataLoader(Numbers(), batch_sampler=sampler)
+    for batch, _ in zip(loader, range(STEPS), strict=False):
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+    return model
+
+
+@case(DDP, ranks=(2, 1), oracle=uneven_global_batch)
+def uneven_global_batch_and_sites(world: World) -> Any:
+    """`site.sampler` with such a batch, and a site with twice the ranks of the other"""
+    return uneven_global_batch(world)
+
+
 @case(DDP)
 def forked_workers(world: World) -> Any:
     """DataLoader workers that are forked"""
