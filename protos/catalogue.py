@@ -309,6 +309,12 @@ _ENTRIES = (
         ExitCode.JOB_FAILED,
     ),
     Entry(
+        "DATA_DIFFERS",
+        "Ranks have made site.sampler for other data than others.",
+        "Give all ranks of all sites the same dataset, global_batch and seed.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
         "LAYOUT_MISMATCH",
         "The sites' models or gradient buckets differ.",
         "Give every site the same script, arguments and version of torch.",

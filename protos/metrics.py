@@ -49,6 +49,10 @@ FOUND = "found"
 STATE = "state"
 """A site's script has called `site.checkpoint`, so state can be sent and received. No values.
 """
+SAMPLER = "sampler"
+"""A rank has made its `site.sampler`; label DATA. No values."""
+DATA = "data"
+"""What all ranks of all sites have to have alike: dataset's length, global batch, seed."""
 STATE_FAILED = "state_failed"
 """A site could not write its state for rejoining sites, at a step; label REASON. No values.
 """
@@ -73,7 +77,7 @@ HOST."""
 RANKS = "ranks"
 """The same of all ranks of a site, as its agent has compared them. Labels of the slowest: NODE,
 HOST, WHY."""
-FEW = frozenset({CHECKPOINT, CHECKPOINT_FAILED, FIRST_AVERAGE, MACHINE, MODEL, STATE})
+FEW = frozenset({CHECKPOINT, CHECKPOINT_FAILED, FIRST_AVERAGE, MACHINE, MODEL, SAMPLER, STATE})
 """Rare kinds that are never dropped, because a report on the run depends on them."""
 
 # kind "step"

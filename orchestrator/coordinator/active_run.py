@@ -320,6 +320,9 @@ class ActiveRun:
                     f"and the topology says {accelerator}: plans and predictions do not hold"
                 )
                 self.handle(run_events.SiteNoted("site.device_differs", site, note))
+            if metric.kind == metrics.SAMPLER:
+                data = one_line(labels.get(metrics.DATA, ""))
+                self.handle(run_events.SamplerMade(site, metric.rank, data))
             if metric.kind == metrics.NON_FINITE:
                 self.handle(
                     run_events.NonFiniteReported(

@@ -27,6 +27,7 @@ _PRIORITY = {
                 "PARAMETERS_DIFFER",
                 "NON_FINITE",
                 "SAME_DATA",
+                "DATA_DIFFERS",
                 "LAYOUT_MISMATCH",
                 "CORRUPT_DATA",
                 "CONFIG_MISMATCH",

@@ -97,6 +97,8 @@ class RankReports:
         self._stalls = StallWatch()
         self.steps = StepComparison()
         self._gradients = SameDataWatch()
+        self._sampler: run_events.SamplerMade | None = None
+        """The first that was made."""
 
     @property
     def verified_steps(self) -> int:
@@ -146,6 +148,8 @@ class RankReports:
                 return self._take_end(event, now_s)
             case run_events.GradientReported() if not is_ending:
                 return self._take_gradient(event, now_s)
+            case run_events.SamplerMade() if not (is_ending or is_out):
+                return self._take_sampler(event, now_s)
             case run_events.NonFiniteReported():
                 return self._take_non_finite(event, now_s)
             case run_events.StateOffered():
@@ -184,6 +188,18 @@ class RankReports:
         if found.times > 1:
             return [_failed("SAME_DATA", str(found), now_s)]
         return [RecordEvent("data.same", detail={"note": str(found), "step": found.step})]
+
+    def _take_sampler(self, event: run_events.SamplerMade, now_s: float) -> list[Failure]:
+        """Fail the run where a rank hands out samples of other data than the first one."""
+        first = self._sampler = self._sampler or event
+        if event.data == first.data:
+            return []
+        message = (
+            f"site.sampler is for {first.data} at rank {first.rank} of site {first.site}, and for "
+            f"{event.data} at rank {event.rank} of site {event.site}: some samples would be used "
+            "twice, and others never"
+        )
+        return [_failed("DATA_DIFFERS", message, now_s)]
 
     def _take_non_finite(
         self, event: run_events.NonFiniteReported, now_s: float

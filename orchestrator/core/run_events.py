@@ -252,6 +252,16 @@ class GradientReported:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplerMade:
+    """A rank has made its sampler."""
+
+    site: str
+    rank: int
+    data: str
+    """The dataset's length, and more that all ranks have to have alike."""
+
+
+@dataclass(frozen=True, slots=True)
 class NonFiniteReported:
     """A gradient of a step held a NaN or an infinity, and the run goes on with it."""
 
@@ -486,6 +496,7 @@ RankReport = (
     DigestReported
     | StepEnded
     | GradientReported
+    | SamplerMade
     | NonFiniteReported
     | StallReported
     | StepTaken

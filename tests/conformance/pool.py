@@ -255,6 +255,7 @@ def verdict_of(members: Sequence[Member], case: Case) -> End | None:
     ranks = {member.config.site: num for member, num in zip(members, case.ranks, strict=True)}
     digests, same_data = DigestComparison(ranks), SameDataWatch()
     comparison = StepComparison()
+    sampled: set[str] = set()
     steps = dict.fromkeys(ranks, 0)
     for member in members:
         site = member.config.site
@@ -268,6 +269,10 @@ def verdict_of(members: Sequence[Member], case: Case) -> End | None:
                 different = digests.report(site, *names, told["tensors"], told["names"])
                 if different is not None:
                     return End(error="PARAMETERS_DIFFER", text=str(different))
+            if told["op"] == "metric" and told["kind"] == metrics.SAMPLER:
+                sampled.add(told["labels"][metrics.DATA])
+            if len(sampled) > 1:
+                return End(error="DATA_DIFFERS", text=" and ".join(sorted(sampled)))
             if told["op"] == "metric" and told["kind"] == metrics.STEP:
                 steps[site] = max(steps[site], told["step"])
                 same = same_data.report(

@@ -355,6 +355,25 @@ def test_the_same_data_is_a_warning_first_and_then_ends_the_run(refuses: bool) -
     assert world.finish.reason_code == ("SAME_DATA" if refuses else "")
 
 
+@pytest.mark.parametrize("is_out", [False, True])
+def test_samplers_for_other_data_end_the_run_unless_that_site_is_out(is_out: bool) -> None:
+    """One that comes back is refused by itself, by the state of the others."""
+    world = begun_by_a_and_b() if is_out else World(3)
+    if not is_out:
+        world.activate()
+    assert world.member("c").is_out is is_out
+    for site, num_samples in (("a", 64), ("b", 64), ("c", 63)):
+        world.tell(run_events.SamplerMade(site, 0, f"{num_samples} samples and seed 0"))
+    world.wait(COLLECT_S)
+    assert world.sent(run_events.SendStop) == ([] if is_out else ["a", "b", "c"])
+    if is_out:
+        return
+    world.tell(*(run_events.SiteEnded(site, succeeded=False) for site in "abc"))
+    assert world.finish.reason_code == "DATA_DIFFERS"
+    assert "64 samples and seed 0 at rank 0 of site a" in world.finish.reason
+    assert "63 samples and seed 0 at rank 0 of site c" in world.finish.reason
+
+
 def test_failed_checkpoints_are_told_once_a_kind_and_end_nothing() -> None:
     world = World(2)
     world.activate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from isthmus.protos import metrics
+from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.api.site import Site
 from isthmus.topology.spec.job import Exchange
 from tests.fakes.lone_exchanges import RecordingLink
@@ -256,3 +258,18 @@ def test_tensors_to_average_are_float32_whatever_the_default(
     with pytest.raises(ValueError, match=r"want sizes of 0 or more, got \(2, -1\)"):
         site.empty(2, -1)
     site.all_reduce([EIGHT[::2], EIGHT[1::2], site.empty(2)])
+
+
+def test_a_site_that_comes_back_with_other_data_is_refused(link: RecordingLink) -> None:
+    """By itself: the others, whose data are right, go on."""
+    state: dict[str, Any] = {}
+    for num_samples in (100, 101):
+        site = lone_site(link, 2)
+        data = site._parts.data
+        site.sampler(range(num_samples), global_batch=8)
+        if not state:
+            state = data.state_for_rejoining()
+            data.resume(state, lambda: None)
+            continue
+        with pytest.raises(ScriptError, match=r"101 samples, .* other sites have 100 samples, "):
+            data.resume(state, lambda: None)

@@ -7,6 +7,7 @@ from typing import Self
 
 import torch.distributed as dist
 
+from isthmus.protos import metrics
 from isthmus.sites.worker.api.attachment import Attachment
 from isthmus.sites.worker.api.averaging import Averaging
 from isthmus.sites.worker.api.checkpointing import Checkpointing
@@ -62,7 +63,13 @@ class Parts:
         averaging = Averaging(context, link, members, steps, records)
         attachment = Attachment(context, averaging, members, steps, records)
         rates = LearningRates()
-        data = RunData(context, missing_sites, rates, attachment.tokens)
+        data = RunData(
+            context,
+            missing_sites,
+            rates,
+            attachment.tokens,
+            lambda sampled: records.record(metrics.SAMPLER, 0, {}, {metrics.DATA: sampled}),
+        )
         rejoining = Rejoining(context, averaging, members, missing_sites, data, steps, records)
         checkpointing = Checkpointing(
             context, link, averaging, attachment, data, rates, rejoining, steps, records

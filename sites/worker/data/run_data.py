@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.data.batch_shares import BatchShares
 from isthmus.sites.worker.data.data_part import part_of
 from isthmus.sites.worker.data.data_positions import DataPositions
@@ -29,12 +30,16 @@ class RunData:
         missing_sites: MissingSites,
         rates: LearningRates,
         tokens: TokenCount,
+        report: Callable[[str], None],
     ) -> None:
-        """Have no sampler yet. `tokens` weighs each step."""
+        """Have no sampler yet. `tokens` weighs each step; `report` is told what one is for."""
         self._context = context
         self._missing_sites = missing_sites
         self._rates = rates
         self._tokens = tokens
+        self._report = report
+        self._sampled = ""
+        """What all ranks of all sites have to have made it for."""
         self._regime = context.spec.job.regime
         self._sampler: Sampler | None = None
 
@@ -81,6 +86,8 @@ class RunData:
         if not context.rejoins:
             sampler.begin_without(late)
         self._tokens.of_batch = sampler.weight
+        self._sampled = f"{num_samples} samples, a global batch of {size} and seed {seed}"
+        self._report(self._sampled)
         self._sampler = sampler
         return sampler
 
@@ -143,7 +150,7 @@ class RunData:
         found = self.state()
         if self._sampler is not None:
             absent = self._missing_sites.absent_before()
-            found |= {**self._sampler.handed_out(), "absent": absent}
+            found |= {**self._sampler.handed_out(), "absent": absent, "sampled": self._sampled}
         return found
 
     def resume(self, data: Mapping[str, Any], before_first: Callable[[], None]) -> None:
@@ -151,9 +158,17 @@ class RunData:
 
         `data` is of `state` or of `state_for_rejoining`. `before_first` is called before the first
         batch is drawn. Without a sampler, or without data, nothing happens.
+
+        Raises:
+            ScriptError: this rank's sampler is for other data than those of the run that goes on.
         """
         if self._sampler is None or not data:
             return
+        if (sampled := data.get("sampled", self._sampled)) != self._sampled:
+            raise ScriptError(
+                f"site.sampler is for {self._sampled} at this site, which comes back to a run whose "
+                f"other sites have {sampled}: give it the same dataset, global_batch and seed"
+            )
         absences = data.get("absences", ())
         self._sampler.resume(DataPositions.from_json(data), before_first, absences)
         self._missing_sites.begin_amid(data.get("absent", ()))

@@ -64,7 +64,7 @@ class TokenCount:
         self._must_count = True
 
     def take(self, *, is_alike: bool = False) -> float:
-        """Return the step's tokens and start anew; in a script that never counts, what its batch is.
+        """Return the step's tokens and start anew; of one that never counts, its batch's weight.
 
         `is_alike`: all ranks of the site have to have counted as many.
 

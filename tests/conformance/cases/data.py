@@ -222,6 +222,34 @@ def several_batches_a_step(world: World) -> Any:
     return model
 
 
+def _sampled_otherwise(world: World, num: int, batch: int, seed: int) -> Any:
+    sampler = world.site.sampler(Numbers(num), global_batch=batch, seed=seed)
+    return train_on(world, DataLoader(Numbers(num), batch_sampler=sampler))
+
+
+@case(
+    DDP,
+    Refused("DATA_DIFFERS", "31 samples, .* and 32 samples, "),
+    oracle=site_sampler,
+    quick=True,
+)
+def shorter_dataset(world: World) -> Any:
+    """`site.sampler`, and a dataset that is one sample shorter at one site"""
+    return _sampled_otherwise(world, 32 - world.rank, 2 * BATCH, 0)
+
+
+@case(DDP, Refused("DATA_DIFFERS", "seed 0 and .* seed 1"), ranks=(2, 1), oracle=site_sampler)
+def other_seed(world: World) -> Any:
+    """`site.sampler`, and a seed of its own at one rank"""
+    return _sampled_otherwise(world, 32, 3 * BATCH, int(world.rank == 1))
+
+
+@case(DDP, Refused("DATA_DIFFERS", "batch of 16 .* batch of 8 "), oracle=site_sampler)
+def other_global_batch(world: World) -> Any:
+    """`site.sampler`, and another `global_batch` at one site"""
+    return _sampled_otherwise(world, 32, 2 * BATCH * (1 + world.rank), 0)
+
+
 @case((*BOTH, *AVERAGE), quick=DDP)
 def uneven_global_batch(world: World) -> Any:
     """`site.sampler` with a batch that ranks cannot share evenly, and tokens that nobody counts"""
