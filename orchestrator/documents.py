@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +12,12 @@ from typing import Any
 from isthmus.protos.limits import DOCUMENT_BYTES
 from isthmus.protos.mutual_tls import TlsFiles
 from isthmus.protos.security import use_tls
-from isthmus.topology.documents.load import document_kind, load_job, load_topology, split_overrides
-from isthmus.topology.documents.run_documents import DocumentText, joined
+from isthmus.topology.documents.load import document_kind, job_of, split_overrides, topology_of
+from isthmus.topology.documents.run_documents import joined
 from isthmus.topology.spec.errors import ConfigError, Problem
 from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.world import Topology
-from isthmus.topology.text.yaml_document import read_with_overrides
+from isthmus.topology.text.yaml_document import Document, apply_overrides, read_with_overrides
 
 _KINDS = {"topology": "a topology", "job": "a job", "faults": "a fault script", "plan": "a plan"}
 
@@ -34,21 +36,19 @@ class AppliedPlan:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A job, its topology, and the texts and overrides that they came from."""
+    """A job, its topology, and the documents that they were read from, once, with their places."""
 
     job_path: Path
-    job_text: str
-    job_overrides: list[str]
+    job_document: Document
     job: Job
     topology_path: Path
-    topology_text: str
-    topology_overrides: list[str]
+    topology_document: Document
     topology: Topology
     """The sites that take part."""
     described: Topology
     """All sites that the file has."""
     plan: AppliedPlan | None = None
-    """What a plan decided is among `job_overrides`; None: there is no plan."""
+    """What a plan decided is among the job's overrides; None: there is no plan."""
 
 
 def read_text(path: Path, limit_bytes: int = DOCUMENT_BYTES) -> str:
@@ -75,7 +75,12 @@ def read_text(path: Path, limit_bytes: int = DOCUMENT_BYTES) -> str:
 
 def load_topology_file(path: Path, overrides: Sequence[str] = ()) -> Topology:
     """Read and load a topology; ConfigError with every mistake."""
-    return loaded_topology(read_text(path), path, overrides)
+    return loaded_topology(read_file(path, overrides))
+
+
+def read_file(path: Path, overrides: Sequence[str] = ()) -> Document:
+    """Read a document; ConfigError if it cannot be read, or is no mapping in YAML."""
+    return read_with_overrides(read_text(path), str(path), overrides)
 
 
 def protect(topology: Topology, path: Path) -> None:
@@ -93,23 +98,22 @@ def protect(topology: Topology, path: Path) -> None:
         use_tls(TlsFiles(ca=ca, cert=cert, key=key))
 
 
-def mistaken(error: ConfigError, text: str, path: Path, wanted: str) -> ConfigError:
+def mistaken(error: ConfigError, document: Document, wanted: str) -> ConfigError:
     """Return the mistakes of a document; only that it is one of another kind, if it is.
 
     Args:
         error: What is wrong with the document.
-        text: The whole file.
-        path: Where it is.
+        document: As it was read.
         wanted: The kind that it should be, as `document_kind` names it.
     """
     try:
-        kind = document_kind(text, str(path))
+        kind = document_kind(document)
     except ConfigError:
         return error
     if kind == wanted:
         return error
     message = f"this is {_KINDS[kind]}: want {_KINDS[wanted]} here"
-    return ConfigError([Problem(str(path), 1, 1, message, "")])
+    return ConfigError([Problem(document.source, 1, 1, message, "")])
 
 
 def load_pair(
@@ -117,6 +121,7 @@ def load_pair(
     overrides: Sequence[str] = (),
     topology_path: Path | None = None,
     *,
+    arguments: Sequence[str] = (),
     to_plan: bool = False,
 ) -> Pair:
     """Read and load a job and its topology, which the job names unless `topology_path` is given.
@@ -125,6 +130,7 @@ def load_pair(
         job_path: The job's file.
         overrides: `path=value` of either document.
         topology_path: The topology's file.
+        arguments: More for the job's script, after the job's own.
         to_plan: A plan has yet to say which sites take part, as it has for each job that asks for
             one.
 
@@ -132,48 +138,53 @@ def load_pair(
         ConfigError: with the mistakes of both, and of what they are to each other.
     """
     topology_overrides, job_overrides = split_overrides(overrides)
-    job_text = read_text(job_path)
+    written = read_file(job_path, job_overrides)
     problems: list[Problem] = []
     job: Job | None = None
     try:
-        job = load_job(job_text, str(job_path), job_overrides)
+        job = job_of(written)
+        if arguments:
+            apply_overrides(written, [f"arguments={json.dumps([*job.arguments, *arguments])}"])
+            job = job_of(written)
     except ConfigError as error:
-        problems += mistaken(error, job_text, job_path, "job").problems
-    is_named = topology_path is None
-    if topology_path is None:
-        named = (
-            _named_topology(job_text, str(job_path), job_overrides) if job is None else job.topology
-        )
-        if named is None:
-            raise ConfigError(problems)
-        topology_path = job_path.parent / named
+        problems += mistaken(error, written, "job").problems
+    named = written.get("topology")
+    if topology_path is None and not isinstance(named, str):
+        raise ConfigError(problems)
+    path = topology_path or job_path.parent / str(named)
     try:
-        topology_text = read_text(topology_path)
+        text = read_text(path)
     except ConfigError as error:
-        if not is_named:
+        if topology_path is not None:
             raise ConfigError(problems + error.problems) from error
-        document = read_with_overrides(job_text, str(job_path), job_overrides)
-        told = f"{topology_path}: {error.problems[0].message}"
-        raise ConfigError([*problems, document.problem(("topology",), told)]) from error
+        told = f"{path}: {error.problems[0].message}"
+        raise ConfigError([*problems, written.problem(("topology",), told)]) from error
     try:
-        topology = loaded_topology(topology_text, topology_path, topology_overrides)
+        described = read_with_overrides(text, str(path), topology_overrides)
+        topology = loaded_topology(described)
     except ConfigError as error:
         raise ConfigError(problems + error.problems) from error
     if job is None:
         raise ConfigError(problems)
-    written = DocumentText(job_text, str(job_path), job_overrides)
     run = joined(job, topology, written, is_placed=not (to_plan or job.is_to_plan))
     return Pair(
         job_path=job_path,
-        job_text=job_text,
-        job_overrides=job_overrides,
+        job_document=written,
         job=job,
-        topology_path=topology_path,
-        topology_text=topology_text,
-        topology_overrides=topology_overrides,
+        topology_path=path,
+        topology_document=described,
         topology=run.topology,
         described=topology,
     )
+
+
+def with_overrides(pair: Pair, overrides: Sequence[str]) -> Pair:
+    """Return the documents with more overrides of the job; ConfigError with every mistake."""
+    written = pair.job_document.copied()
+    apply_overrides(written, overrides)
+    job = job_of(written)
+    run = joined(job, pair.described, written, is_placed=not job.is_to_plan)
+    return dataclasses.replace(pair, job_document=written, job=job, topology=run.topology)
 
 
 def passed_on(pair: Pair, environ: Mapping[str, str]) -> dict[str, str]:
@@ -188,31 +199,19 @@ def passed_on(pair: Pair, environ: Mapping[str, str]) -> dict[str, str]:
     """
     missing = [index for index, name in enumerate(pair.job.pass_env) if name not in environ]
     if missing:
-        document = read_with_overrides(pair.job_text, str(pair.job_path), pair.job_overrides)
-        problems = []
-        for index in missing:
-            name = pair.job.pass_env[index]
-            told = f"{name} is not set where the job is launched: export {name}=…, and launch again"
-            problems.append(document.problem(("pass_env", index), told))
-        raise ConfigError(problems)
+        told = "{0} is not set where the job is launched: export {0}=…, and launch again"
+        pair.job_document.refuse(
+            [(("pass_env", index), told.format(pair.job.pass_env[index])) for index in missing]
+        )
     return {name: environ[name] for name in pair.job.pass_env}
 
 
-def loaded_topology(text: str, path: Path, overrides: Sequence[str]) -> Topology:
+def loaded_topology(document: Document) -> Topology:
     """Load a topology that has been read; ConfigError with every mistake."""
     try:
-        return load_topology(text, str(path), overrides)
+        return topology_of(document)
     except ConfigError as error:
-        raise mistaken(error, text, path, "topology") from error
-
-
-def _named_topology(job_text: str, source: str, overrides: Sequence[str]) -> str | None:
-    """Return the topology that a job names, even if the job has mistakes."""
-    try:
-        name = read_with_overrides(job_text, source, overrides).mapping().get("topology")
-    except ConfigError:
-        return None
-    return name if isinstance(name, str) else None
+        raise mistaken(error, document, "topology") from error
 
 
 def _wrong(path: Path, message: str) -> ConfigError:

@@ -6,14 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from isthmus.orchestrator.documents import AppliedPlan, Pair, load_pair, mistaken, read_text
+from isthmus.orchestrator.documents import AppliedPlan, Pair, mistaken, read_file, with_overrides
 from isthmus.topology.planner.document import PlanFile
 from isthmus.topology.planner.plan import make_plan
 from isthmus.topology.spec.errors import ConfigError, Problem
 from isthmus.topology.spec.hashing import plan_hashes
 from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.plan_decisions import NUM_TOLD_ALTERNATIVES, overrides_of
-from isthmus.topology.text.yaml_document import read_with_overrides
 
 
 def plan_of(pair: Pair) -> dict[str, Any]:
@@ -26,10 +25,11 @@ def plan_of(pair: Pair) -> dict[str, Any]:
         _require_training(pair.job)
         return make_plan(pair.job, pair.described)
     except ConfigError as error:
-        document = read_with_overrides(pair.job_text, str(pair.job_path), pair.job_overrides)
-        for problem in error.problems:
-            document.add(tuple(problem.path.split(".")), problem.message)
-        raise ConfigError(document.problems) from error
+        document = pair.job_document
+        problems = [
+            document.problem(tuple(each.path.split(".")), each.message) for each in error.problems
+        ]
+        raise ConfigError(problems) from error
 
 
 def _require_training(job: Job) -> None:
@@ -55,11 +55,11 @@ def as_launched(pair: Pair) -> tuple[Pair, str | None]:
 
 def read_plan(path: Path) -> PlanFile:
     """Return the plan in a file; ConfigError with every mistake."""
-    text = read_text(path)
+    document = read_file(path)
     try:
-        return PlanFile(text, str(path))
+        return PlanFile(document)
     except ConfigError as error:
-        raise mistaken(error, text, path, "plan") from error
+        raise mistaken(error, document, "plan") from error
 
 
 def with_plan(pair: Pair, path: Path) -> Pair:
@@ -78,11 +78,13 @@ def with_plan(pair: Pair, path: Path) -> Pair:
 
 
 def _with(pair: Pair, plan: dict[str, Any]) -> Pair:
-    decisions, own = plan["decisions"], [*pair.topology_overrides, *pair.job_overrides]
-    decided = load_pair(pair.job_path, [*own, *overrides_of(decisions)], pair.topology_path)
+    decisions = plan["decisions"]
+    decided = with_overrides(pair, overrides_of(decisions))
     told = {
         "why": plan["why"],
         "predicted": plan["predicted"],
         "alternatives": plan["alternatives"][:NUM_TOLD_ALTERNATIVES],
     }
-    return dataclasses.replace(decided, plan=AppliedPlan(decisions, pair.job_overrides, told))
+    return dataclasses.replace(
+        decided, plan=AppliedPlan(decisions, pair.job_document.overrides, told)
+    )

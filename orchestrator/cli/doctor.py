@@ -18,7 +18,7 @@ from isthmus.orchestrator.cli.options import (
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.doctor.examination import Examined, all_findings, examined_of
 from isthmus.orchestrator.doctor.findings import Finding, Severity
-from isthmus.orchestrator.documents import load_pair, loaded_topology, protect, read_text
+from isthmus.orchestrator.documents import load_pair, loaded_topology, protect, read_file
 from isthmus.orchestrator.run_folder.home import home_folder
 from isthmus.protos.failure import text_of
 from isthmus.topology.documents.light import too_quick_links
@@ -87,14 +87,14 @@ def _command(text: str) -> tuple[str, list[str]]:
 def _examined(file: Path, job: Path | None, overrides: tuple[str, ...], home: Path) -> Examined:
     if job is not None:
         return examined_of(load_pair(job, overrides, file), home)
-    own_overrides, text = split_overrides(overrides)[0], read_text(file)
-    topology = loaded_topology(text, file, own_overrides)
+    document = read_file(file, split_overrides(overrides)[0])
+    topology = loaded_topology(document)
     return Examined(
         topology=topology,
         job=None,
         job_path=None,
         home=home,
-        too_quick=tuple(too_quick_links(text, str(file), own_overrides, topology)),
+        too_quick=tuple(too_quick_links(document, topology)),
     )
 
 

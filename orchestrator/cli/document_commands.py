@@ -23,11 +23,11 @@ from isthmus.orchestrator.cli.options import (
 )
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.doctor.document_checks import is_all_here, pair_problems
-from isthmus.orchestrator.documents import load_pair, load_topology_file, loaded_topology, read_text
+from isthmus.orchestrator.documents import load_pair, read_file
 from isthmus.orchestrator.plans import plan_of, read_plan
 from isthmus.orchestrator.run_folder.run_files import write_atomically
 from isthmus.topology.documents.light import too_quick_links
-from isthmus.topology.documents.load import document_kind, split_overrides
+from isthmus.topology.documents.load import document_kind, split_overrides, topology_of
 from isthmus.topology.documents.placement import restricted
 from isthmus.topology.faults.loading import check_faults
 from isthmus.topology.schemas.schema import SCHEMAS, schema_text
@@ -35,6 +35,7 @@ from isthmus.topology.spec.errors import ConfigError, Problem
 from isthmus.topology.spec.lanes import bounds_of_lanes
 from isthmus.topology.spec.measured_links import drifts
 from isthmus.topology.spec.world import Topology
+from isthmus.topology.text.yaml_document import apply_overrides
 
 
 @click.command("validate")
@@ -81,9 +82,10 @@ def _topology_among(files: Sequence[Path], overrides: Sequence[str]) -> Topology
     """Return the first topology that one of the files is or names, if it is valid."""
     for path in files:
         with contextlib.suppress(ConfigError):  # told when the file itself is checked
-            match document_kind(read_text(path), str(path)):
+            match document_kind(document := read_file(path)):
                 case "topology":
-                    return load_topology_file(path, split_overrides(overrides)[0])
+                    apply_overrides(document, split_overrides(overrides)[0])
+                    return topology_of(document)
                 case "job":
                     return load_pair(path, overrides).topology
     return None
@@ -99,7 +101,8 @@ def _check(
     Raises:
         ConfigError: the mistakes of this file, and for a job those of its topology.
     """
-    kind = document_kind(read_text(path), str(path))
+    document = read_file(path)
+    kind = document_kind(document)
     entry: dict[str, Any] = {"file": str(path), "kind": kind}
     if kind == "job":
         pair = load_pair(path, overrides)
@@ -111,7 +114,7 @@ def _check(
         read_plan(path)
         return entry, "plan is valid; that it fits its job is checked by launch --plan", []
     if kind == "faults":
-        num_faults = check_faults(read_text(path), str(path), topology)
+        num_faults = check_faults(document, topology)
         entry |= {"faults": num_faults, "topology": None if topology is None else topology.name}
         told = (
             "but its sites and links were not checked: name the topology too"
@@ -120,15 +123,15 @@ def _check(
         )
         faults = f"{num_faults} fault" + ("s" if num_faults != 1 else "")
         return entry, f"fault script with {faults} is valid, {told}", []
-    own_overrides, text = split_overrides(overrides)[0], read_text(path)
-    topology = loaded_topology(text, path, own_overrides)
+    apply_overrides(document, split_overrides(overrides)[0])
+    topology = topology_of(document)
     entry |= {
         "name": topology.name,
         "sites": len(topology.sites),
         "ranks": topology.num_ranks,
         "links": len(topology.links),
     }
-    problems = too_quick_links(text, str(path), own_overrides, topology)
+    problems = too_quick_links(document, topology)
     warnings = _warnings(entry, topology, problems)
     counted = f"{entry['sites']} sites, {entry['ranks']} ranks, {entry['links']} directed links"
     return entry, f"topology {topology.name!r} is valid: {counted}", warnings

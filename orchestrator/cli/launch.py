@@ -143,11 +143,9 @@ def command(
         require_dashboard()
     if resume is not None:
         overrides = (*overrides, _resumed(output, resume, home))
-    pair = load_pair(job, overrides, topology_path, to_plan=plan_path is not None)
-    if arguments:
-        all_arguments = json.dumps([*pair.job.arguments, *arguments])
-        overrides = (*overrides, f"arguments={all_arguments}")
-        pair = load_pair(job, overrides, topology_path, to_plan=plan_path is not None)
+    pair = load_pair(
+        job, overrides, topology_path, arguments=arguments, to_plan=plan_path is not None
+    )
     if coordinator is None:
         coordinator = coordinator_of(home_folder(home), pair.described)
         if coordinator is not None:
@@ -198,9 +196,7 @@ def _check(output: Output, pair: Pair, home: Path, *, is_here: bool) -> None:
     """
     problems = [*light_problems(pair), *regime_problems(pair)]
     if is_here:
-        problems += exporter_problems(
-            pair.job, pair.job_text, str(pair.job_path), pair.job_overrides, os.environ
-        )
+        problems += exporter_problems(pair.job, pair.job_document, os.environ)
     findings = quick_findings(examined_of(pair, home)) if is_here else []
     problems += placed_findings(pair, [each for each in findings if each.path])
     for warning in (each for each in problems if each.is_warning):

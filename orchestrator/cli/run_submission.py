@@ -62,14 +62,14 @@ def submit(
     """
     protect(pair.described, pair.topology_path)
     passed_on(pair, os.environ)
-    folder, is_new = claim_run_folder(home, run_id, pair.job_text)
+    folder, is_new = claim_run_folder(home, run_id, pair.job_document.written)
     if not is_new:
         wait_launched(folder)
         return _submit_again(pair, folder, coordinator)
     with folder.being_launched():
         try:
             topology = folder.path / TOPOLOGY
-            topology.write_text(pair.topology_text, encoding="utf-8")
+            topology.write_text(pair.topology_document.written, encoding="utf-8")
             _remember_checkpoints(pair, folder)
             if pair.plan is not None:
                 folder.remember_plan(pair.plan.told)
@@ -82,7 +82,7 @@ def submit(
                 with started_coordinator(
                     folder,
                     topology,
-                    pair.topology_overrides,
+                    pair.topology_document.overrides,
                     faults=faults,
                     sites=[each.site for each in pair.job.placement],
                 ) as address:
@@ -131,13 +131,13 @@ def _submit_to(address: str, pair: Pair, run_id: str, priority: int = 0) -> str:
             run_id,
             control_pb2.Document(
                 source=str(pair.job_path.absolute()),
-                text=pair.job_text,
-                overrides=pair.job_overrides if plan is None else plan.asked_overrides,
+                text=pair.job_document.written,
+                overrides=pair.job_document.overrides if plan is None else plan.asked_overrides,
             ),
             control_pb2.Document(
                 source=str(pair.topology_path.absolute()),
-                text=pair.topology_text,
-                overrides=pair.topology_overrides,
+                text=pair.topology_document.written,
+                overrides=pair.topology_document.overrides,
             ),
             decisions="" if plan is None else json.dumps(plan.decisions),
             priority=priority,

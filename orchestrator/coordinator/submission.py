@@ -15,9 +15,9 @@ from isthmus.orchestrator.run_folder.run_files import RunFiles
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.errors import ConfigMismatchError, RemoteProtocolError
 from isthmus.protos.limits import PASSED_ENV_BYTES, RUN_SPEC_BYTES
-from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.documents.load import load_topology
 from isthmus.topology.documents.run_decisions import decide_reduction, decide_run
-from isthmus.topology.documents.run_documents import DocumentText, load_run
+from isthmus.topology.documents.run_documents import DocumentText, RunDocuments, load_run
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.hashing import topology_hash
 from isthmus.topology.spec.job import Job, Reduction
@@ -159,18 +159,16 @@ def decided(
     """
     job_text, topology_text = request.job, request.topology
     decisions = _overrides(request.decisions)
-    overrides = [*job_text.overrides, *decisions]
     run = load_run(
-        DocumentText(job_text.text, job_text.source, overrides),
+        DocumentText(job_text.text, job_text.source, job_text.overrides),
         DocumentText(topology_text.text, topology_text.source, topology_text.overrides),
+        decisions,
     )
     if topology_hash(run.described) != own_hash:
         raise ConfigMismatchError(
             f"{topology_text.source}: not the topology that this coordinator was started with"
         )
-    if lacking := exporter_problems(
-        run.job, job_text.text, job_text.source, job_text.overrides, os.environ
-    ):
+    if lacking := exporter_problems(run.job, run.written, os.environ):
         raise ConfigError(lacking)
     lanes = decide_lanes(run.topology, machines)
     for site, each in lanes.items():
@@ -181,7 +179,7 @@ def decided(
         with_lanes(run.topology, lanes),
         decide_reduction(run.job, run.topology),
         folder=PurePath(job_text.source).parent,
-        replan=_replan(run.job, job_text, is_planned=bool(decisions)),
+        replan=_replan(run),
     )
     written = spec.to_bytes()
     if len(written) > RUN_SPEC_BYTES:
@@ -195,7 +193,7 @@ def decided(
         written_spec=written,
         described=run.described,
         job_document=control_pb2.Document(
-            source=job_text.source, text=job_text.text, overrides=overrides
+            source=job_text.source, text=job_text.text, overrides=run.written.overrides
         ),
         topology_document=topology_text,
         priority=request.priority,
@@ -228,20 +226,12 @@ def _overrides(decisions: str) -> list[str]:
         raise RemoteProtocolError("decisions: want JSON of a plan file's decisions") from error
 
 
-def _replan(job: Job, asked: control_pb2.Document, *, is_planned: bool) -> Replan | None:
+def _replan(run: RunDocuments) -> Replan | None:
     """Return when the plan is made again; None: never, for a job that names its reduction keeps it.
 
-    Args:
-        job: As it will run.
-        asked: What the operator asked for, without the decisions of a plan.
-        is_planned: There is a plan, so the reduction of `job` may be the plan's.
+    A plan's own reduction does not count.
     """
+    job = run.job
     if job.plan is None or job.probe is not None or job.exchange.schedule == "off":
         return None
-    reduction = job.reduction
-    if is_planned:
-        try:
-            reduction = load_job(asked.text, asked.source, asked.overrides).reduction
-        except ConfigError:  # only what was put in its place made it right
-            return None
-    return job.plan.replan if reduction == Reduction() else None
+    return job.plan.replan if run.asked_reduction == Reduction() else None

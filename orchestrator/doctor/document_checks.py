@@ -17,7 +17,6 @@ from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.job_paths import anchored, moved
 from isthmus.topology.spec.machine_facts import Wanted
 from isthmus.topology.spec.world import Topology
-from isthmus.topology.text.yaml_document import read_with_overrides
 
 
 def pair_problems(pair: Pair, *, is_here: bool) -> list[Problem]:
@@ -31,14 +30,12 @@ def pair_problems(pair: Pair, *, is_here: bool) -> list[Problem]:
 
 def light_problems(pair: Pair) -> list[Problem]:
     """Return the links of a job's topology that are quicker than light."""
-    return too_quick_links(
-        pair.topology_text, str(pair.topology_path), pair.topology_overrides, pair.described
-    )
+    return too_quick_links(pair.topology_document, pair.described)
 
 
 def regime_problems(pair: Pair) -> list[Problem]:
     """Return warnings of a job's rounds."""
-    return round_problems(pair.job_text, str(pair.job_path), pair.job_overrides, pair.job)
+    return round_problems(pair.job_document, pair.job)
 
 
 def is_all_here(topology: Topology) -> bool:
@@ -67,7 +64,7 @@ def wanted_files(job: Job, job_path: Path, job_folder: str = "") -> Wanted:
 
 def placed_findings(pair: Pair, findings: list[Finding]) -> list[Problem]:
     """Return the findings about a job's files at their places, in the job or in the script."""
-    document = read_with_overrides(pair.job_text, str(pair.job_path), pair.job_overrides)
+    document = pair.job_document
     problems = []
     for each in findings:
         is_warning = each.severity is not Severity.ERROR

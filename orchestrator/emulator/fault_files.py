@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from isthmus.orchestrator.documents import mistaken, read_text
+from isthmus.orchestrator.documents import mistaken, read_file, read_text
 from isthmus.topology.faults.link_trace import fault_script, read_trace
-from isthmus.topology.faults.loading import load_faults
+from isthmus.topology.faults.loading import faults_of
 from isthmus.topology.faults.script import FaultScript
 from isthmus.topology.spec.errors import ConfigError, Problem
 from isthmus.topology.spec.world import Topology
@@ -40,8 +40,8 @@ def load_link_trace(path: Path, topology: Topology, used: Sequence[Topology]) ->
 
 def load_faults_file(path: Path, topology: Topology) -> FaultScript:
     """Read and load a fault script for a topology; ConfigError with every mistake."""
-    text = read_text(path)
+    document = read_file(path)
     try:
-        return load_faults(text, str(path), topology)
+        return faults_of(document, topology)
     except ConfigError as error:
-        raise mistaken(error, text, path, "faults") from error
+        raise mistaken(error, document, "faults") from error

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isthmus.orchestrator.documents import Pair, loaded_topology, read_text
+from isthmus.orchestrator.documents import Pair, loaded_topology, read_file
 from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
 from isthmus.orchestrator.run_folder.run_files import write_atomically
 from isthmus.protos import metrics
-from isthmus.topology.documents.load import load_job
+from isthmus.topology.documents.load import job_of
 from isthmus.topology.spec.job import Probe
 from isthmus.topology.spec.units import format_duration, format_fraction, format_rate
 from isthmus.topology.spec.world import Link, Topology
-from isthmus.topology.text.yaml_document import Document
+from isthmus.topology.text.yaml_document import Document, read_with_overrides
 
 JOB_NAME = "probe"
 _DIRECTION_S = 90.0
@@ -30,8 +30,8 @@ def probing_pair(path: Path, overrides: Sequence[str], probe: Probe) -> Pair:
     Raises:
         ConfigError: the topology has mistakes.
     """
-    text = read_text(path)
-    topology = loaded_topology(text, path, overrides)
+    document = read_file(path, overrides)
+    topology = loaded_topology(document)
     job_path = path.with_name(f"{JOB_NAME}.yaml")
     job_text = (
         f"# Measures the links of {path.name} and trains nothing.\n"
@@ -39,14 +39,13 @@ def probing_pair(path: Path, overrides: Sequence[str], probe: Probe) -> Pair:
         f"probe: {{connections: {list(probe.connections)}, echoes: {probe.echoes}, "
         f"window: {format_duration(probe.window_s)}}}\n"
     )
+    job_document = read_with_overrides(job_text, str(job_path), ())
     return Pair(
         job_path=job_path,
-        job_text=job_text,
-        job_overrides=[],
-        job=load_job(job_text, str(job_path)),
+        job_document=job_document,
+        job=job_of(job_document),
         topology_path=path,
-        topology_text=text,
-        topology_overrides=list(overrides),
+        topology_document=document,
         topology=topology,
         described=topology,
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from isthmus.topology.spec.errors import Problem
 from isthmus.topology.spec.exporters import WEBHOOK_URL, Exporters
 from isthmus.topology.spec.job import Job
-from isthmus.topology.text.yaml_document import read_with_overrides
+from isthmus.topology.text.yaml_document import Document
 
 NEEDS = {
     "prometheus": ("prometheus", "prometheus_client"),
@@ -22,21 +22,16 @@ NEEDS = {
 imported."""
 
 
-def exporter_problems(
-    job: Job, text: str, source: str, overrides: Sequence[str], environ: Mapping[str, str]
-) -> list[Problem]:
+def exporter_problems(job: Job, document: Document, environ: Mapping[str, str]) -> list[Problem]:
     """Return what lacks on this machine, the coordinator's, for the exporters of a job.
 
     Args:
-        job: As the other arguments say.
-        text: Of the job's file.
-        source: Its name in messages.
-        overrides: Of the job.
+        job: The job.
+        document: What it was read from.
         environ: The coordinator's environment.
     """
     if job.exporters == Exporters():
         return []
-    document = read_with_overrides(text, source, overrides)
     return [
         document.problem(("exporters", name), message)
         for name, message in _lacking(job.exporters, environ)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from isthmus.orchestrator.documents import loaded_topology, protect, read_text
+from isthmus.orchestrator.documents import loaded_topology, protect, read_file
 from isthmus.orchestrator.interruption import first_signal
 from isthmus.orchestrator.launchers.commands import (
     agent_spec,
@@ -57,14 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("asyncssh").setLevel(logging.WARNING)
     keep_private()
     try:
-        text = read_text(options.topology)
-        topology = loaded_topology(text, options.topology, options.set)
+        document = read_file(options.topology, options.set)
+        topology = loaded_topology(document)
         protect(topology, options.topology)
         folder = folder_of(options.home, topology)
         private_folder(folder)
         lock(folder / LOCK)  # the kernel releases it with the process: a free lock means no keeper
         (folder / STATE).unlink(missing_ok=True)  # left by a previous keeper
-        asyncio.run(_keep(topology, text, options, folder))
+        asyncio.run(_keep(topology, document.written, options, folder))
     except (ConfigError, IsthmusError, OSError) as error:
         log.error("%s", text_of(error))  # noqa: TRY400 - the message suffices
         return 1

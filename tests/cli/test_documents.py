@@ -72,7 +72,7 @@ def test_a_pair_and_its_overrides(folder: Path) -> None:
     assert pair.job.name == "other"
     assert pair.topology.links[0].rtt_s == pytest.approx(0.12)
     assert not pair.topology.emulate
-    assert list(pair.topology_overrides) == ["links.0.rtt=120ms", "emulate=false"]
+    assert pair.topology_document.overrides == ["links.0.rtt=120ms", "emulate=false"]
 
 
 def test_another_topology_than_the_job_names(folder: Path, tmp_path: Path) -> None:

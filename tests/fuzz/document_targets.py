@@ -23,7 +23,7 @@ from isthmus.topology.documents.load import document_kind, load_job, load_topolo
 from isthmus.topology.faults.loading import load_faults
 from isthmus.topology.faults.script import expand
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.text.yaml_document import read_document
+from isthmus.topology.text.yaml_document import read_document, read_with_overrides
 from isthmus.topology.trees.tree_choice import plan_reduction
 from tests.fakes.recorded_benches import record_bench
 from tests.fakes.recorded_runs import metric, record_run
@@ -202,7 +202,7 @@ DOCUMENT_TARGETS = (
     _yaml_target("reduction-plan", _plan, [_TREES, _GROUPS], 100),
     _yaml_target(
         "document-kind",
-        lambda data: document_kind(_text(data), "t.yaml"),
+        lambda data: document_kind(read_with_overrides(_text(data), "t.yaml", ())),
         [JOB, _TREES],
         60,
     ),

@@ -10,6 +10,7 @@ from isthmus.topology.documents.run_documents import DocumentText, load_run
 from isthmus.topology.planner.document import PlanFile, plan_text
 from isthmus.topology.planner.plan import make_plan
 from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.text.yaml_document import read_with_overrides
 from tests.fakes.described import MODEL, described_job, sites_of_nodes
 from tests.fuzz.document_targets import yaml_bytes
 from tests.fuzz.target import Target
@@ -48,8 +49,8 @@ def _samples() -> list[bytes]:
 def _read_plan(data: bytes) -> None:
     """Read a plan, put its decisions into the job that it is for, and write it again."""
     text = data.decode("utf-8", errors="replace")
-    plan = PlanFile(text, "plan.yaml")
-    again = PlanFile(plan_text(plan.plain), "again.yaml")
+    plan = PlanFile(read_with_overrides(text, "plan.yaml", ()))
+    again = PlanFile(read_with_overrides(plan_text(plan.plain), "again.yaml", ()))
     assert again.plain == plan.plain
     assert again.overrides() == plan.overrides()
     is_described = bool(plan.model.inside)

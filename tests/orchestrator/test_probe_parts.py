@@ -21,10 +21,10 @@ from isthmus.orchestrator.evidence.link_probe import (
 from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
 from isthmus.topology.documents.editing import with_measured
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.documents.run_documents import DocumentText, check_pair
+from isthmus.topology.documents.run_documents import check_pair
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.job import Probe
-from isthmus.topology.text.yaml_document import read_document
+from isthmus.topology.text.yaml_document import read_document, read_with_overrides
 
 TOPOLOGY = """\
 version: 1
@@ -65,7 +65,9 @@ def test_the_job_says_what_to_measure_and_fits_the_topology(tmp_path: Path) -> N
     link = pair.topology.link("a", "b")
     assert link is not None
     assert link.rtt_s == 0.05
-    check_pair(pair.job, pair.topology, DocumentText(pair.job_text, "probe.yaml"))
+    check_pair(
+        pair.job, pair.topology, read_with_overrides(pair.job_document.written, "probe.yaml", ())
+    )
     assert directions(pair.topology) == [("a", "b"), ("b", "a"), ("b", "c"), ("c", "b")]
     assert 0 < estimate_s(pair.topology, probe) < longest_s(pair.topology, probe)
 

@@ -5,6 +5,7 @@ import pytest
 from isthmus.topology.documents.load import document_kind, load_topology
 from isthmus.topology.faults.loading import check_faults, load_faults
 from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.text.yaml_document import read_with_overrides
 from tests.topology.documents import changed
 from tests.topology.fault_documents import SCRIPT, TOPOLOGY
 
@@ -212,8 +213,8 @@ def test_a_mistake_is_told_at_its_place(old: str, new: str, expected: list[str])
 
 def test_the_script_that_the_mistakes_are_made_in_is_right() -> None:
     assert told(SCRIPT) == []
-    assert check_faults(SCRIPT, "faults.yaml") == 10
-    assert document_kind(SCRIPT, "faults.yaml") == "faults"
+    assert check_faults(read_with_overrides(SCRIPT, "faults.yaml", ())) == 10
+    assert document_kind(read_with_overrides(SCRIPT, "faults.yaml", ())) == "faults"
 
 
 def test_mistakes_of_every_kind_are_told_together_in_the_order_of_the_text() -> None:
@@ -270,9 +271,9 @@ def test_a_way_that_only_exists_back_is_hinted_at() -> None:
 
 def test_without_a_topology_only_names_are_not_checked() -> None:
     text = changed(SCRIPT, "cut: [east, middle]", "cut: [mars, moon]")
-    assert check_faults(text, "faults.yaml") == 10
+    assert check_faults(read_with_overrides(text, "faults.yaml", ())) == 10
     with pytest.raises(ConfigError, match="itself"):
-        check_faults(changed(text, "[mars, moon]", "[mars, mars]"), "faults.yaml")
+        check_faults(read_with_overrides(changed(text, "[mars, moon]", "[mars, mars]"), "x", ()))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "faults: 7\nversion: 1\n", "version: 1\nfaults: []\n"])

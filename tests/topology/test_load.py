@@ -19,6 +19,7 @@ from isthmus.topology.spec.world import (
     PortRange,
     Queue,
 )
+from isthmus.topology.text.yaml_document import read_with_overrides
 from tests.topology.documents import JOB, TOPOLOGY, changed, told
 
 TWO_SITES = """\
@@ -281,13 +282,13 @@ def test_the_shortest_job_has_every_default() -> None:
 
 
 def test_a_document_tells_what_it_is() -> None:
-    assert document_kind(TOPOLOGY, "x") == "topology"
-    assert document_kind(JOB, "x") == "job"
-    assert document_kind("sites: []\nlinkz: []\n", "x") == "topology"
+    assert document_kind(read_with_overrides(TOPOLOGY, "x", ())) == "topology"
+    assert document_kind(read_with_overrides(JOB, "x", ())) == "job"
+    assert document_kind(read_with_overrides("sites: []\nlinkz: []\n", "x", ())) == "topology"
     with pytest.raises(ConfigError, match="neither a topology"):
-        document_kind("version: 1\nname: x\n", "x")
+        document_kind(read_with_overrides("version: 1\nname: x\n", "x", ()))
     with pytest.raises(ConfigError, match="want a mapping"):
-        document_kind("- sites\n", "x")
+        document_kind(read_with_overrides("- sites\n", "x", ()))
 
 
 def test_overrides_go_where_their_first_key_belongs() -> None:

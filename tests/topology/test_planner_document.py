@@ -17,6 +17,7 @@ from isthmus.topology.spec.hashing import plan_hashes
 from isthmus.topology.spec.job import Exchange, Job, LinkCodec, NamedTree, Reduction
 from isthmus.topology.spec.plan_wishes import PlanWishes
 from isthmus.topology.spec.world import Topology
+from isthmus.topology.text.yaml_document import read_with_overrides
 from tests.fakes.plannable import a_job, a_random_world, a_world
 
 LINKS = [(0, 1, 2e5, 0.02), (0, 2, 1e4, 0.15), (1, 2, 1e4, 0.15)]
@@ -35,7 +36,7 @@ def said(plan: dict[str, Any]) -> str:
 
 
 def test_what_is_written_is_read_back(made: dict[str, Any]) -> None:
-    plan = PlanFile(plan_text(made), "plan.yaml")
+    plan = PlanFile(read_with_overrides(plan_text(made), "plan.yaml", ()))
     assert plan.plain == made
     plan.check_made_for(plan_hashes(JOB, WORLD), "job.yaml", "topology.yaml")
     assert len(plan.overrides()) == 7
@@ -96,7 +97,7 @@ def test_mistakes_are_told_at_their_place(
 ) -> None:
     text = plan_text(made).replace(pattern, replacement, 1)
     with pytest.raises(ConfigError) as raised:
-        PlanFile(text, "plan.yaml")
+        PlanFile(read_with_overrides(text, "plan.yaml", ()))
     assert re.search(told, str(raised.value)), raised.value
     assert str(raised.value).startswith("plan.yaml:")
 
@@ -115,7 +116,7 @@ def other_world() -> Topology:
 def test_a_plan_for_others_is_refused(
     job: Job, world: Topology, what: str, made: dict[str, Any]
 ) -> None:
-    plan = PlanFile(plan_text(made), "plan.yaml")
+    plan = PlanFile(read_with_overrides(plan_text(made), "plan.yaml", ()))
     with pytest.raises(ConfigError) as raised:
         plan.check_made_for(plan_hashes(job, world), "job.yaml", "t.yaml")
     assert f"made for another {what}" in str(raised.value)
@@ -140,7 +141,7 @@ def test_names_that_look_like_something_else_are_quoted() -> None:
         dataclasses.replace(back, source="no", target="1e3"),
     )
     plan = make_plan(JOB, dataclasses.replace(WORLD, sites=sites, links=links))
-    assert PlanFile(plan_text(plan), "plan.yaml").plain == plan
+    assert PlanFile(read_with_overrides(plan_text(plan), "plan.yaml", ())).plain == plan
 
 
 def test_nothing_to_plan_is_refused() -> None:
@@ -277,7 +278,7 @@ def test_a_link_has_a_codec_of_its_own_where_that_is_as_fast_and_loses_less() ->
     assert exchange["codecs"] == [{"between": ["s0", "s2"], "codec": "int8"}]
     assert "gradients cross as fp32, and int8 between s0 and s2, by 2 trees, as" in said(plan)
     assert "codec int8" in {each["what"] for each in plan["alternatives"]}
-    written = PlanFile(plan_text(plan), "plan.yaml")
+    written = PlanFile(read_with_overrides(plan_text(plan), "plan.yaml", ()))
     assert written.plain["decisions"] == plan["decisions"]
     codecs = [each for each in written.overrides() if each.startswith("exchange.codecs=")]
     assert codecs == ['exchange.codecs=[{"between": ["s0", "s2"], "codec": "int8"}]']
@@ -289,7 +290,11 @@ def test_links_that_the_job_gives_a_codec_keep_it() -> None:
     job = dataclasses.replace(JOB, exchange=dataclasses.replace(JOB.exchange, codecs=own))
     plan = make_plan(job, WORLD)
     assert "codecs" not in plan["decisions"]["exchange"]
-    assert not [each for each in PlanFile(plan_text(plan), "p").overrides() if "codecs" in each]
+    assert not [
+        each
+        for each in PlanFile(read_with_overrides(plan_text(plan), "p", ())).overrides()
+        if "codecs" in each
+    ]
 
 
 @pytest.mark.slow

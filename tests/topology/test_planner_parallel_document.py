@@ -26,6 +26,7 @@ from isthmus.topology.spec.job import Job, Model
 from isthmus.topology.spec.units import format_size
 from isthmus.topology.spec.workload import Limits
 from isthmus.topology.spec.world import Topology
+from isthmus.topology.text.yaml_document import read_with_overrides
 from tests.fakes.described import MODEL, TWO_SITES_YAML, described_job, sites_of_nodes
 from tests.fakes.plannable import a_job, a_world
 from tests.topology.cost_cases import bytes_per_s_needed
@@ -78,7 +79,7 @@ def said(plan: dict[str, Any]) -> str:
 
 
 def test_what_is_written_is_read_back_with_its_degrees(made: dict[str, Any]) -> None:
-    plan = PlanFile(plan_text(made), "plan.yaml")
+    plan = PlanFile(read_with_overrides(plan_text(made), "plan.yaml", ()))
     assert plan.plain == made
     plan.check_made_for(plan_hashes(JOB, WORLD), "job.yaml", "topology.yaml")
     for each in plan.model.decisions.placement:
@@ -90,7 +91,7 @@ def test_what_is_written_is_read_back_with_its_degrees(made: dict[str, Any]) -> 
 
 @pytest.mark.slow
 def test_a_launch_gets_the_degrees() -> None:
-    plan = PlanFile(two_sites_plan(), "plan.yaml")
+    plan = PlanFile(read_with_overrides(two_sites_plan(), "plan.yaml", ()))
     run = load_run(
         DocumentText(JOB_YAML, "job.yaml", plan.overrides()),
         DocumentText(TWO_SITES_YAML, "topology.yaml"),
@@ -121,7 +122,7 @@ def test_a_launch_and_a_simulation_get_the_chunks_and_buckets() -> None:
     decided = best["decisions"]["exchange"]
     assert decided["bucket"] != "256MiB"
     assert "the job's own chunk and bucket" in {each["what"] for each in best["alternatives"]}
-    plan = PlanFile(plan_text(best), "plan.yaml")
+    plan = PlanFile(read_with_overrides(plan_text(best), "plan.yaml", ()))
     run = load_run(
         DocumentText(text, "job.yaml", plan.overrides()), DocumentText(slow, "topology.yaml")
     )
@@ -154,7 +155,11 @@ def test_edited_degrees_are_checked(old: str, new: str, message: str) -> None:
     text = two_sites_plan().replace(old, new, 1)
     with pytest.raises(ConfigError) as raised:
         load_run(
-            DocumentText(JOB_YAML, "job.yaml", PlanFile(text, "plan.yaml").overrides()),
+            DocumentText(
+                JOB_YAML,
+                "job.yaml",
+                PlanFile(read_with_overrides(text, "plan.yaml", ())).overrides(),
+            ),
             DocumentText(TWO_SITES_YAML, "topology.yaml"),
         )
     assert message in str(raised.value)

@@ -15,6 +15,7 @@ from isthmus.topology.planner.plan import make_plan
 from isthmus.topology.planner.regime import rounds
 from isthmus.topology.spec.hashing import plan_hashes
 from isthmus.topology.spec.regime import Regime, regime_of
+from isthmus.topology.text.yaml_document import read_with_overrides
 from tests.fakes.plannable import a_job, a_world
 from tests.fakes.ranks import JOB as JOB_TEXT
 
@@ -99,7 +100,7 @@ def test_longer_rounds_that_gain_nothing_are_not_taken() -> None:
 
 def test_a_decided_regime_is_an_override_of_the_job() -> None:
     plan = planned(max_sync_period=500)
-    file = PlanFile(plan_text(plan), "plan.yaml")
+    file = PlanFile(read_with_overrides(plan_text(plan), "plan.yaml", ()))
     [override] = [each for each in file.overrides() if each.startswith("regime=")]
     decided = load_job(JOB_TEXT, "job.yaml", [override]).regime
     assert decided.kind == plan["decisions"]["regime"]["kind"]

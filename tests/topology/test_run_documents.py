@@ -3,8 +3,9 @@
 import pytest
 
 from isthmus.topology.documents.load import load_job, load_topology
-from isthmus.topology.documents.run_documents import DocumentText, check_pair
+from isthmus.topology.documents.run_documents import check_pair
 from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.text.yaml_document import read_with_overrides
 from tests.topology.documents import JOB, TOPOLOGY, changed
 
 SKETCH = load_topology(TOPOLOGY, "tri.yaml")
@@ -14,7 +15,7 @@ def told(text: str, *overrides: str) -> list[str]:
     """Return the problems of a job with the sketch's topology."""
     job = load_job(text, "job.yaml", overrides)
     try:
-        check_pair(job, SKETCH, DocumentText(text, "job.yaml", overrides))
+        check_pair(job, SKETCH, read_with_overrides(text, "job.yaml", overrides))
     except ConfigError as error:
         return [
             f"{each.source}:{each.line}:{each.column} {each.message} [{each.path}]"

@@ -5,17 +5,18 @@ from pathlib import Path
 import pytest
 
 from isthmus.topology.documents.load import document_kind, load_job, load_topology
-from isthmus.topology.documents.run_documents import DocumentText, check_pair
+from isthmus.topology.documents.run_documents import check_pair
 from isthmus.topology.presets.templates import PRESETS, SCHEMA_FOLDER, job_yaml, topology_yaml
+from isthmus.topology.text.yaml_document import read_with_overrides
 from isthmus.topology.trees.tree_choice import plan_reduction
 
 
 def test_the_templates_load_and_fit_together() -> None:
     world = load_topology(topology_yaml(), "topology.yaml")
     job = load_job(job_yaml(), "job.yaml")
-    check_pair(job, world, DocumentText(job_yaml(), "job.yaml"))
-    assert document_kind(topology_yaml(), "topology.yaml") == "topology"
-    assert document_kind(job_yaml(), "job.yaml") == "job"
+    check_pair(job, world, read_with_overrides(job_yaml(), "job.yaml", ()))
+    assert document_kind(read_with_overrides(topology_yaml(), "topology.yaml", ())) == "topology"
+    assert document_kind(read_with_overrides(job_yaml(), "job.yaml", ())) == "job"
     assert [site.num_ranks for site in world.sites] == [2, 2, 2]
     assert world.emulate
     assert all(0.01 <= link.rtt_s <= 0.08 for link in world.links)
@@ -38,7 +39,7 @@ def test_the_first_line_leads_an_editor_to_the_schema() -> None:
 def test_every_preset_loads_and_fits_together(preset: str) -> None:
     world = load_topology(topology_yaml(preset), "topology.yaml")
     job = load_job(job_yaml(preset), "job.yaml")
-    check_pair(job, world, DocumentText(job_yaml(preset), "job.yaml"))
+    check_pair(job, world, read_with_overrides(job_yaml(preset), "job.yaml", ()))
     assert (world.name, job.topology) == (preset, "topology.yaml")
     runs_here = "runs here as it is" in PRESETS[preset]
     assert runs_here == (world.emulate and world.num_ranks <= 8)

@@ -8,13 +8,14 @@ import pytest
 
 from isthmus.topology.documents.load import load_job
 from isthmus.topology.documents.placement import problems_of
-from isthmus.topology.documents.run_documents import DocumentText, joined
+from isthmus.topology.documents.run_documents import joined
 from isthmus.topology.planner.cuts import every_cut, in_words, site_cuts
 from isthmus.topology.planner.plan import make_plan
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.job import Job, Model
 from isthmus.topology.spec.trainer_cuts import cut_of, is_cut, is_uneven, why_not
 from isthmus.topology.spec.workload import Parallel
+from isthmus.topology.text.yaml_document import read_with_overrides
 from tests.fakes.described import MODEL as MODEL_OF_SCRIPT
 from tests.fakes.described import sites_of_nodes
 
@@ -192,7 +193,7 @@ def test_a_cut_wants_a_sequence_for_each_replica(
     text = JOB.replace("batch: 64", f"batch: {batch}") + f"placement: [{placed}]\n"
     problem = None
     try:
-        joined(load_job(text, "job.yaml"), WORLD, DocumentText(text, "job.yaml"))
+        joined(load_job(text, "job.yaml"), WORLD, read_with_overrides(text, "job.yaml", ()))
     except ConfigError as error:
         problem = str(error)
     assert problem is None if said is None else said in str(problem)
@@ -201,7 +202,7 @@ def test_a_cut_wants_a_sequence_for_each_replica(
 def test_a_cut_by_precision_wants_a_sequence_for_each_rank() -> None:
     text = JOB.replace("batch: 64", "batch: 7\n  precision: bf16")
     with pytest.raises(ConfigError, match="want at least 8, a sequence for each rank"):
-        joined(load_job(text, "job.yaml"), WORLD, DocumentText(text, "job.yaml"))
+        joined(load_job(text, "job.yaml"), WORLD, read_with_overrides(text, "job.yaml", ()))
 
 
 def test_a_site_without_a_cut_shares_the_model_over_all_ranks() -> None:

@@ -5,11 +5,12 @@ import itertools
 import pytest
 
 from isthmus.topology.documents.load import load_job, load_topology
-from isthmus.topology.documents.run_documents import DocumentText, check_pair
+from isthmus.topology.documents.run_documents import check_pair
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.hashing import config_hash
 from isthmus.topology.spec.job import NamedTree, Reduction
 from isthmus.topology.spec.reduction_plan import Tree
+from isthmus.topology.text.yaml_document import read_with_overrides
 from isthmus.topology.trees.tree_choice import plan_reduction
 from tests.fakes.tree_worlds import job as tree_job
 from tests.fakes.tree_worlds import world
@@ -34,7 +35,7 @@ def told(reduction: str, *overrides: str) -> list[str]:
     text = changed(JOB, REDUCTION + "\n", reduction)
     try:
         job = load_job(text, "job.yaml", overrides)
-        check_pair(job, SKETCH, DocumentText(text, "job.yaml", overrides))
+        check_pair(job, SKETCH, read_with_overrides(text, "job.yaml", overrides))
     except ConfigError as error:
         return [
             f"{each.line - 4}:{each.column} {each.message} [{each.path}]" for each in error.problems

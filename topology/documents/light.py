@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from isthmus.topology.spec.errors import Problem
 from isthmus.topology.spec.geography import least_rtt_of_distance
 from isthmus.topology.spec.units import format_distance, format_duration
 from isthmus.topology.spec.world import Topology
-from isthmus.topology.text.yaml_document import Path, read_with_overrides
+from isthmus.topology.text.yaml_document import Document, Path
 
 
-def too_quick_links(
-    text: str, source: str, overrides: Sequence[str], topology: Topology
-) -> list[Problem]:
-    """Return problems for links whose RTT no fibre could have; `topology` is that of `text`.
+def too_quick_links(document: Document, topology: Topology) -> list[Problem]:
+    """Return problems for links whose RTT no fibre could have; `topology` is the document's.
 
     An error if the WAN is real and the figure was described. A warning if the WAN is emulated, or
     if the figure was measured: then the sites' locations or the distance are wrong.
     """
-    document = read_with_overrides(text, source, overrides)
     problems = []
     for index in range(len(document.sequence("links"))):
         ends = [document.text("links", index, "between", end) for end in (0, 1)]

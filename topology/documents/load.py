@@ -9,12 +9,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from isthmus.topology.documents.references import check_references
 from isthmus.topology.documents.resolve import resolve
 from isthmus.topology.models.exporters_model import ExportersModel
-from isthmus.topology.models.job_model import CheckpointModel, JobModel, PlanModel
+from isthmus.topology.models.job_model import CheckpointModel, JobModel, PlanModel, ReductionModel
 from isthmus.topology.models.topology_model import TopologyModel
 from isthmus.topology.spec.exporters import Exporters, Otlp
 from isthmus.topology.spec.job import Checkpoint, Exchange, Job, Placed, Probe, Reduction, Trainer
@@ -25,7 +25,7 @@ from isthmus.topology.spec.trainer_cuts import described
 from isthmus.topology.spec.workload import DescribedModel
 from isthmus.topology.spec.world import Topology
 from isthmus.topology.text.validation import validate
-from isthmus.topology.text.yaml_document import read_with_overrides
+from isthmus.topology.text.yaml_document import Document, read_with_overrides
 
 T = TypeVar("T")
 
@@ -39,7 +39,11 @@ def load_topology(text: str, source: str, overrides: Sequence[str] = ()) -> Topo
     Raises:
         ConfigError: with every problem.
     """
-    document = read_with_overrides(text, source, overrides)
+    return topology_of(read_with_overrides(text, source, overrides))
+
+
+def topology_of(document: Document) -> Topology:
+    """Return the topology that a document describes; ConfigError with every problem."""
     model = validate(document, TopologyModel)
     check_references(document)
     document.raise_problems()
@@ -51,7 +55,11 @@ def load_topology(text: str, source: str, overrides: Sequence[str] = ()) -> Topo
 
 def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
     """Return the job that a YAML text describes; arguments and errors as of `load_topology`."""
-    document = read_with_overrides(text, source, overrides)
+    return job_of(read_with_overrides(text, source, overrides))
+
+
+def job_of(document: Document) -> Job:
+    """Return the job that a document describes; ConfigError with every problem."""
     model = validate(document, JobModel)
     document.raise_problems()
     assert model is not None, "a model that is not valid has problems"
@@ -92,6 +100,14 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
     )
 
 
+def reduction_of(document: Document) -> Reduction | None:
+    """Return the reduction of a job's document, whatever else is in it; None: it has mistakes."""
+    try:
+        return _made(Reduction, ReductionModel.model_validate(document.get("reduction") or {}))
+    except ValidationError:
+        return None
+
+
 def _with_trainers_model(job: Job) -> Job:
     """Return the job with the shipped trainer's model as its workload, if sites are to cut it."""
     is_written = any(each.parallel for each in job.placement)
@@ -104,13 +120,12 @@ def _with_trainers_model(job: Job) -> Job:
     return dataclasses.replace(job, workload=described(job.trainer, micro_batch=micro_batch))
 
 
-def document_kind(text: str, source: str) -> str:
-    """Return the kind of a YAML text: `topology`, `job`, `faults` or `plan`, by best match.
+def document_kind(document: Document) -> str:
+    """Return the kind of a document: `topology`, `job`, `faults` or `plan`, by best match.
 
     Raises:
-        ConfigError: the text is not YAML, not a mapping, or equally close to two kinds.
+        ConfigError: it is equally close to two kinds.
     """
-    document = read_with_overrides(text, source, ())
     keys = set(document.mapping())
     own_keys = {
         "topology": _TOPOLOGY_KEYS,
@@ -121,12 +136,11 @@ def document_kind(text: str, source: str) -> str:
     matches = {kind: len(keys & own) for kind, own in own_keys.items()}
     kind, second = sorted(matches, key=matches.__getitem__, reverse=True)[:2]
     if matches[kind] == matches[second]:
-        document.add(
-            (),
+        message = (
             "neither a topology (which has sites) nor a job (which has a topology) "
-            "nor a fault script (which has faults)",
+            "nor a fault script (which has faults)"
         )
-        document.raise_problems()
+        document.refuse([((), message)])
     return kind
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from isthmus.topology.spec.errors import Problem
 from isthmus.topology.spec.job import Job
-from isthmus.topology.text.yaml_document import read_with_overrides
+from isthmus.topology.text.yaml_document import Document
 
 
-def round_problems(text: str, source: str, overrides: Sequence[str], job: Job) -> list[Problem]:
-    """Return warnings of the regime's rounds; `job` is that of `text`."""
+def round_problems(document: Document, job: Job) -> list[Problem]:
+    """Return warnings of the regime's rounds; `job` is the document's."""
     regime, steps = job.regime, job.trainer.steps
     if not regime.is_local:
         return []
@@ -25,6 +23,5 @@ def round_problems(text: str, source: str, overrides: Sequence[str], job: Job) -
             f"trainer.steps is {steps}, and rounds have {regime.sync_every} steps: the last "
             f"{steps % regime.sync_every} are in no round, so nobody evaluates or saves them"
         )
-    document = read_with_overrides(text, source, overrides)
     path = ("regime", "sync_every")
     return [document.problem(path, each, is_warning=True) for each in messages]

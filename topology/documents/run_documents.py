@@ -5,15 +5,16 @@ Only here the placement restricts the topology. Mistakes are reported at the job
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from isthmus.topology.documents.load import load_job, load_topology
+from isthmus.topology.documents.load import job_of, load_topology, reduction_of
 from isthmus.topology.documents.placement import Misplaced, placed, problems_of
 from isthmus.topology.spec.errors import ConfigError, Problem
-from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.job import Job, Reduction
 from isthmus.topology.spec.world import Topology
-from isthmus.topology.text.yaml_document import Document, Path, read_with_overrides
+from isthmus.topology.text.yaml_document import Document, Path, apply_overrides, read_with_overrides
 from isthmus.topology.trees.link_codecs import problems_of as problems_of_codecs
 from isthmus.topology.trees.tree_choice import check_reduction
 
@@ -37,35 +38,46 @@ class RunDocuments:
     """Topology of the sites that take part, used by the run."""
     described: Topology
     """Topology of all sites, with which agents and coordinator are started."""
+    written: Document
+    """The job's document."""
+    asked_reduction: Reduction | None
+    """The job's reduction without the decisions of a plan; None: it has mistakes."""
 
 
-def load_run(job: DocumentText, topology: DocumentText) -> RunDocuments:
+def load_run(
+    job: DocumentText, topology: DocumentText, decisions: Sequence[str] = ()
+) -> RunDocuments:
     """Load a job and a topology from their texts.
+
+    `decisions` are further overrides of the job, which a plan has decided.
 
     Raises:
         ConfigError: with the mistakes of both, or those of their combination.
     """
     problems: list[Problem] = []
-    loaded, described = None, None
+    loaded, described, written, asked = None, None, None, None
     try:
-        loaded = load_job(job.text, job.source, job.overrides)
+        written = read_with_overrides(job.text, job.source, job.overrides)
+        asked = reduction_of(written)
+        apply_overrides(written, decisions)
+        loaded = job_of(written)
     except ConfigError as error:
         problems += error.problems
     try:
         described = load_topology(topology.text, topology.source, topology.overrides)
     except ConfigError as error:
         problems += error.problems
-    if loaded is None or described is None:
+    if loaded is None or described is None or written is None:
         raise ConfigError(problems)
-    return joined(loaded, described, job)
+    return dataclasses.replace(joined(loaded, described, written), asked_reduction=asked)
 
 
 def joined(
-    job: Job, described: Topology, written: DocumentText, *, is_placed: bool = True
+    job: Job, described: Topology, written: Document, *, is_placed: bool = True
 ) -> RunDocuments:
     """Combine a job with the part of a topology that it runs on.
 
-    `written` is the text of the job, for the places of problems. If not `is_placed`, a plan will
+    `written` is the job's document, for the places of problems. If not `is_placed`, a plan will
     decide later which sites take part.
 
     Raises:
@@ -75,12 +87,10 @@ def joined(
     here = placed(job, described)
     _refuse(_probe_problems(job, here), written)
     check_pair(job, here, written, is_placed=is_placed)
-    return RunDocuments(job, here, described)
+    return RunDocuments(job, here, described, written, job.reduction)
 
 
-def check_pair(
-    job: Job, topology: Topology, written: DocumentText, *, is_placed: bool = True
-) -> None:
+def check_pair(job: Job, topology: Topology, written: Document, *, is_placed: bool = True) -> None:
     """Check that a job can run on a topology.
 
     If a plan will decide later which sites take part (not `is_placed`), the batch may have fewer
@@ -123,14 +133,9 @@ def _batch_problems(job: Job, topology: Topology) -> list[Misplaced]:
     return [(("trainer", "global_batch"), f"{message}; got {batch}{cure}")]
 
 
-def _refuse(problems: Sequence[Misplaced], written: DocumentText) -> None:
-    """Raise a ConfigError with the problems, if any, at their places in the job's text."""
-    if not problems:
-        return
-    document = read_with_overrides(written.text, written.source, written.overrides)
-    for path, message in problems:
-        document.add(_path(document, path), message)
-    document.raise_problems()
+def _refuse(problems: Sequence[Misplaced], written: Document) -> None:
+    """Raise a ConfigError with the problems, if any, at their places in the job's document."""
+    written.refuse([(_path(written, path), message) for path, message in problems])
 
 
 def _path(document: Document, written: Path) -> Path:

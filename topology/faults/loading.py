@@ -313,22 +313,27 @@ def _span(document: Document, path: Path) -> Span | None:
         return None
 
 
-def check_faults(text: str, source: str, topology: Topology | None = None) -> int:
+def check_faults(document: Document, topology: Topology | None = None) -> int:
     """Check a script and return its number of faults; without a topology, names are unchecked.
 
     Raises:
         ConfigError: with every problem.
     """
-    return len(_read(text, source, topology).faults)
+    return len(_read(document, topology).faults)
 
 
 def load_faults(text: str, source: str, topology: Topology) -> FaultScript:
-    """Return the fault script that a YAML text describes for the sites and links of a topology.
+    """Return the fault script that a YAML text describes: `faults_of`."""
+    return faults_of(read_with_overrides(text, source, ()), topology)
+
+
+def faults_of(document: Document, topology: Topology) -> FaultScript:
+    """Return the fault script that a document describes for the sites and links of a topology.
 
     Raises:
         ConfigError: with every problem, each at its line and column.
     """
-    model = _read(text, source, topology)
+    model = _read(document, topology)
     return FaultScript(
         seed=model.seed,
         faults=tuple(_fault(written, topology) for written in model.faults),
@@ -336,8 +341,7 @@ def load_faults(text: str, source: str, topology: Topology) -> FaultScript:
     )
 
 
-def _read(text: str, source: str, topology: Topology | None) -> FaultsModel:
-    document = read_with_overrides(text, source, ())
+def _read(document: Document, topology: Topology | None) -> FaultsModel:
     model = validate(document, FaultsModel)
     check_fault_references(document, topology)
     document.raise_problems()

@@ -18,20 +18,19 @@ from isthmus.topology.text.yaml_document import (
     Document,
     ScalarError,
     read_plain,
-    read_with_overrides,
 )
 
 
 class PlanFile:
     """A parsed plan, with the places of its values."""
 
-    def __init__(self, text: str, source: str) -> None:
-        """Parse a plan.
+    def __init__(self, document: Document) -> None:
+        """Check a plan.
 
         Raises:
             ConfigError: with every mistake, each at its line and column.
         """
-        self._document = read_with_overrides(text, source, ())
+        self._document = document
         model = validate(self._document, PlanFileModel)
         self._document.raise_problems()
         assert model is not None, "a model that is not valid has problems"

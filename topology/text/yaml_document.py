@@ -16,6 +16,7 @@ tagged objects. Here all of these are reported instead.
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Sequence
@@ -56,6 +57,9 @@ class Document:
 
     def __init__(self, source: str, text: str) -> None:
         self.source = source
+        self.written = text
+        self.overrides: list[str] = []
+        """Those that were applied, in order."""
         self.value: object = None
         self.problems: list[Problem] = []
         self.places: dict[Path, Place] = {}
@@ -63,6 +67,15 @@ class Document:
         self.refused: set[Path] = set()
         """Paths of values that are wrong as YAML, which are not checked further."""
         self._lines = LINE_BREAK.split(text)
+
+    def copied(self) -> Document:
+        """Return a copy, to which overrides can be applied."""
+        copied = copy.copy(self)
+        copied.value = copy.deepcopy(self.value)
+        copied.problems, copied.overrides = [*self.problems], [*self.overrides]
+        copied.places, copied.key_places = {**self.places}, {**self.key_places}
+        copied.refused = {*self.refused}
+        return copied
 
     def add(self, path: Path, message: str, *, at_key: bool = False) -> None:
         """Add a problem with the value at `path`, or with its key."""
@@ -85,6 +98,12 @@ class Document:
         return Problem(
             place.source, place.line, place.column, _cut(message), dotted, excerpt, is_warning
         )
+
+    def refuse(self, mistakes: Sequence[tuple[Path, str]]) -> None:
+        """Raise a ConfigError with a message for each path, in the order of the text, if any."""
+        if mistakes:
+            found = [self.problem(path, message) for path, message in mistakes]
+            raise ConfigError(sorted(found, key=lambda each: (each.line, each.column)))
 
     def raise_problems(self) -> None:
         """Raise a ConfigError with every problem found so far, in the order of the text."""
@@ -382,6 +401,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> None:
     "sites.0.location={lat: 1, lon: 2}"` a mapping. Missing mappings on the path are created; list
     positions count from 0 and must exist.
     """
+    document.overrides += overrides
     for override in overrides:
         name, equals, text = override.partition("=")
         place = Place(f"--set {name}", 0, 0, text)

@@ -21,7 +21,7 @@ from isthmus.topology.spec.compute import site_shares
 from isthmus.topology.spec.errors import ConfigError, Problem
 from isthmus.topology.spec.hashing import config_hash
 from isthmus.topology.spec.world import Site
-from isthmus.topology.text.yaml_document import Document, read_with_overrides
+from isthmus.topology.text.yaml_document import Document
 from isthmus.topology.text.yaml_document import Path as DocumentPath
 
 MAX_SETTINGS = 500
@@ -238,10 +238,7 @@ def _swept(
     load: Callable[[Sequence[str]], tuple[Pair, str | None]],
 ) -> Iterator[Point]:
     """Yield each combination with what `load` makes of its --set; a mistake names its --sweep."""
-    documents = [
-        read_with_overrides(base.topology_text, str(base.topology_path), base.topology_overrides),
-        read_with_overrides(base.job_text, str(base.job_path), base.job_overrides),
-    ]
+    documents = [base.topology_document, base.job_document]
     for values in points(sweeps):
         swept = overrides_of(values, documents)
         try:
@@ -293,7 +290,7 @@ def _together(question: Question, base: Pair, swept: Sequence[str]) -> tuple[Pai
         off = ["exchange.schedule=off", "verify.parameters_every=0"]
         if not pair.job.regime.is_sync:
             off.append("regime=sync")
-        decided = [*pair.topology_overrides, *pair.job_overrides]
+        decided = [*pair.topology_document.overrides, *pair.job_document.overrides]
         pair = load_pair(base.job_path, [*decided, *off], base.topology_path)
     return pair, plan
 
@@ -342,9 +339,7 @@ def _require_cut(pair: Pair) -> None:
 
 
 def _mistake(pair: Pair, path: DocumentPath, message: str) -> ConfigError:
-    document = read_with_overrides(pair.job_text, str(pair.job_path), pair.job_overrides)
-    document.add(path, message)
-    return ConfigError(document.problems)
+    return ConfigError([pair.job_document.problem(path, message)])
 
 
 def alone(pair: Pair, site: Site) -> Pair:
@@ -354,7 +349,7 @@ def alone(pair: Pair, site: Site) -> Pair:
     placed at this site only, and the exchange is off. Its settings are the defaults, except the
     size of buckets, for ranks inside the site reduce these, too.
     """
-    document = read_with_overrides(pair.job_text, str(pair.job_path), pair.job_overrides)
+    document = pair.job_document
     share = sum(site_shares(pair.job, pair.topology, site))
     bucket = document.get("exchange", "bucket")
     exchange = {"schedule": "off", **({} if bucket is None else {"bucket": bucket})}
@@ -371,7 +366,7 @@ def alone(pair: Pair, site: Site) -> Pair:
         # Placed as it is, there is nothing to plan, and what a plan might decide is no difference.
         *([] if document.get("plan") is None else [_override("plan", {})]),
     ]
-    overrides = [*pair.topology_overrides, *pair.job_overrides, *own]
+    overrides = [*pair.topology_document.overrides, *pair.job_document.overrides, *own]
     return load_pair(pair.job_path, overrides, pair.topology_path)
 
 

@@ -44,11 +44,11 @@ def write_run(
         OSError: the disk refuses.
         StateConflictError: there is such a run.
     """
-    folder, is_new = claim_run_folder(home, run_id, pair.job_text)
+    folder, is_new = claim_run_folder(home, run_id, pair.job_document.written)
     if not is_new:
         raise StateConflictError(f"there is a run {run_id!r} already: {folder.path}")
     files = RunFiles(folder.path)
-    files.write_documents(pair.topology_text, pair.job_text)
+    files.write_documents(pair.topology_document.written, pair.job_document.written)
     sites = [site.name for site in pair.topology.sites]
     measured = RunMetrics(tuple(sites))
     made = list(records(run, run_id, began_s))
@@ -105,8 +105,8 @@ def _journal(
         folder=str(folder),
         sites=sites,
         links=links,
-        topology_overrides=pair.topology_overrides,
-        job_overrides=pair.job_overrides,
+        topology_overrides=pair.topology_document.overrides,
+        job_overrides=pair.job_document.overrides,
     )
     append("run.simulated", 0.0, note=note)
     for site in sites:
