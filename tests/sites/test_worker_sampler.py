@@ -10,7 +10,7 @@ from isthmus.protos.errors import ScriptError
 from isthmus.sites.local.rank_messages import Missing, Reduced, ReductionTimes
 from isthmus.sites.worker.data.batch_shares import BatchShares
 from isthmus.sites.worker.data.data_positions import DataPositions
-from isthmus.sites.worker.data.sampler import Sampler
+from isthmus.sites.worker.data.sampler import FETCHED_AHEAD, Sampler
 from isthmus.sites.worker.data.shuffling import key_of, shuffled
 from isthmus.sites.worker.exchange.missing_sites import (
     NOTICE_STEPS,
@@ -198,7 +198,7 @@ class Ranks:
         places = [(site, rank) for site, ranks in enumerate(divided.ranks) for rank in range(ranks)]
         self._divided = divided
         self.made = {place: self.make(*place) for place in places}
-        self._ahead = {place: chance.randint(0, NOTICE_STEPS - 2) for place in places}
+        self._ahead = {place: chance.randint(0, FETCHED_AHEAD) for place in places}
         self.drawn: dict[tuple[int, int], list[list[int]]] = {place: [] for place in places}
         self.used: list[int] = []
 
@@ -323,13 +323,18 @@ def test_a_site_that_catches_up_soon_after_its_loss_has_the_others_ledger(
     check_used_once(used, made[0].used)
 
 
-def test_batches_fetched_too_far_ahead_are_an_error() -> None:
-    (sampler,) = samplers(1, DataPositions())
-    for _ in range(NOTICE_STEPS + 2):
+def test_batches_fetched_too_far_ahead_are_refused_before_the_first_step() -> None:
+    """Whether a site will be lost or not: a loss ends no script."""
+    sampler = Sampler(num_samples=9, shares=shares(1, 1), site=0, rank=0, seed=1)
+    for _ in range(FETCHED_AHEAD + 1):
         sampler.draw()
-    sampler.lose({0: 2})
-    with pytest.raises(RuntimeError, match="fetched 65 steps ahead; 64 is the most"):
-        sampler.lose({1: 1})
+    with pytest.raises(ScriptError, match="num_workers x prefetch_factor"):
+        sampler.draw()
+    sampler.step()
+    sampler.draw()
+    alone = Sampler(num_samples=9, shares=shares(2), site=0, rank=0, seed=1)
+    for _ in range(2 * NOTICE_STEPS):
+        alone.draw()
 
 
 def result(round_: int, *missing: tuple[int, int]) -> Reduced:
@@ -368,9 +373,25 @@ def test_what_crosses_before_a_site_takes_part_again_does_not_lose_it_again() ->
     missing_sites.note(result(4, (1, 2)))
     missing_sites.end_step()
     assert missing_sites.absent() == {}
-    missing_sites.note(result(5, (1, 5)))
+    missing_sites.begin_round(5)
+    missing_sites.note(result(4, (1, 2)))
     missing_sites.end_step()
-    assert missing_sites.absent() == {1: 5}
+    assert missing_sites.absent() == {}
+    missing_sites.note(result(6, (1, 6)))
+    missing_sites.end_step()
+    assert missing_sites.absent() == {1: 6}
+
+
+def test_a_site_whose_entry_came_to_nothing_is_missing_from_that_round_on() -> None:
+    """Something failed before the round was marked that it was to take part in: no epoch began."""
+    missing_sites = MissingSites()
+    missing_sites.note(result(0, (1, 0)))
+    missing_sites.end_step()
+    missing_sites.rejoin(1)
+    missing_sites.begin_round(1)
+    missing_sites.note(result(1, (1, 0), (2, 1)))
+    missing_sites.end_step()
+    assert missing_sites.absent() == {1: 1, 2: 1}
 
 
 def test_a_loss_counts_from_the_first_step_of_its_round() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isthmus.protos import metrics
+from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.api.averaging import Averaging
 from isthmus.sites.worker.api.records import Records
 from isthmus.sites.worker.data.run_data import RunData
@@ -86,6 +87,8 @@ class Rejoining:
     def take_epoch(self) -> int:
         """Return the epoch that the gradients begin which are about to cross; 0: none."""
         epoch, self._next_epoch = self._next_epoch, 0
+        if epoch:
+            self._missing_sites.begin_round(self._averaging.pipeline.num_rounds)
         return epoch
 
     def _apply(self, entry: EntryState, change: Change) -> None:
@@ -131,9 +134,10 @@ class Rejoining:
             return 0
         most = self._averaging.largest(own, limit=self._missing_sites.notice_steps)
         if own > most:  # this site catches up: what it says counts for nothing
-            raise RuntimeError(
-                f"site.sampler: batches were fetched {own} steps ahead, and {most} at most at the "
-                "sites that this one comes back to"
+            raise ScriptError(
+                f"site.sampler: this site's data loader fetches {own} batches ahead, and those of the "
+                f"sites that it comes back to {most}: give all of them the same num_workers and "
+                "prefetch_factor"
             )
         return -(-most // self._regime.sync_every) * self._regime.sync_every
 

@@ -16,6 +16,9 @@ from isthmus.sites.worker.exchange.missing_sites import NOTICE_STEPS
 
 _ALIKE = 1 << 20
 """Weights that are to be alike are multiples of 1 / _ALIKE: so they add up exactly."""
+FETCHED_AHEAD = NOTICE_STEPS - 4
+"""Most batches that a data loader may fetch ahead. Some ranks hear of a loss two steps after it, or
+three where gradients count a step later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +37,22 @@ class _Absence:
 
     since: int
     """The first step without it."""
+    known_from: int
+    """The first step that no rank draws before it knows."""
     until: int | None = None
     """The first step with it again; None: it is not known."""
     before: tuple[int, ...] = ()
     """Where this rank's site catches up: the positions handed to it in steps before this rank's."""
-    notice_steps: int = NOTICE_STEPS
-    """After so many all ranks know of it."""
 
     @property
     def unnoticed(self) -> range:
         """The steps in which the absent site's part was handed out all the same: its holes."""
-        end = self.since + self.notice_steps
+        end = self.known_from
         return range(self.since, end if self.until is None else min(end, self.until))
 
     def is_gone(self, step: int) -> bool:
         """Whether all ranks do without the site in a step."""
-        return step >= self.since + self.notice_steps and self.is_away(step)
+        return step >= self.known_from and self.is_away(step)
 
     def is_away(self, step: int) -> bool:
         """Whether the site takes no part in a step, whoever knows."""
@@ -143,7 +146,17 @@ class Sampler:
         return self.shares.batch(self._gone(self._num_drawn)).samples
 
     def draw(self) -> Positions:
-        """Return this rank's positions of the next step: int64, shape (samples of the rank,)."""
+        """Return this rank's positions of the next step: int64, shape (samples of the rank,).
+
+        Raises:
+            ScriptError: more is fetched ahead than there is notice of the loss of a site.
+        """
+        if self._num_drawn - self._num_used > FETCHED_AHEAD and len(self.shares.ranks) > 1:
+            raise ScriptError(
+                f"site.sampler: more than {FETCHED_AHEAD} batches were fetched ahead, and of the "
+                "loss of another site ranks may hear too late for that: let num_workers x "
+                f"prefetch_factor of the data loader be at most {FETCHED_AHEAD}"
+            )
         before_first, self._before_first = self._before_first, lambda: None
         before_first()
         step, gone = self._num_drawn, self._gone(self._num_drawn)
@@ -241,6 +254,7 @@ class Sampler:
                 [
                     site,
                     each.since - now,
+                    each.known_from - now,
                     None if each.until is None else each.until - now,
                     self._parts_of(site, each, range(each.since, now))
                     if each.unnoticed.stop >= now
@@ -283,21 +297,11 @@ class Sampler:
         )
 
     def lose(self, absent: Mapping[int, int]) -> None:
-        """Take note of sites that are missing since a step, counted as they are drawn.
-
-        Raises:
-            RuntimeError: batches were fetched so far ahead that it is too late.
-        """
+        """Take note of sites that are missing since a step, counted as they are drawn."""
         for site, since in absent.items():
-            latest = self._absences.get(site, [_Absence(since, since)])[-1]
-            if latest.until is None or since < latest.until:
-                continue  # it is known
-            if since + self._notice_steps < self._num_drawn:
-                raise RuntimeError(
-                    f"site.sampler: batches were fetched {self._num_drawn - since} steps "
-                    f"ahead; {self._notice_steps} is the most"
-                )
-            self._note(site, since)
+            known = self._absences.get(site)
+            if known is None or (known[-1].until is not None and since >= known[-1].until):
+                self._note(site, since, since + self._notice_steps)
 
     def notice_steps(self, sites: Iterable[int]) -> int:
         """Return how many steps from now on sites may take part again at the earliest.
@@ -320,25 +324,33 @@ class Sampler:
         self._absences[site][-1].until = step
 
     def give_up(self, site: int, step: int) -> None:
-        """A site that was to take part from a step on does not, and others may have drawn it."""
-        self._note(site, step)
+        """A site that was to take part from a step on does not, and others may have drawn it.
+
+        Right after the step in which all ranks give it up.
+        """
+        self._note(site, step, max(step, self._num_used + self._notice_steps))
 
     def begin_without(self, sites: Iterable[int]) -> None:
         """Begin in a run that goes on, or begins, without some sites; all others know it."""
         for site in sites:
-            self._note(site, -self._notice_steps - 1)
+            self._note(site, -self._notice_steps - 1, -1)
 
     def _note(
-        self, site: int, since: int, until: int | None = None, before: tuple[int, ...] = ()
+        self,
+        site: int,
+        since: int,
+        known_from: int,
+        until: int | None = None,
+        before: Iterable[int] = (),
     ) -> None:
-        absence = _Absence(since, until, before, self._notice_steps)
+        absence = _Absence(since, known_from, until, tuple(before))
         self._absences.setdefault(site, []).append(absence)
 
     def resume(
         self,
         used: DataPositions,
         before_first: Callable[[], None],
-        absences: Iterable[tuple[int, int, int | None, Iterable[int]]] = (),
+        absences: Iterable[tuple[int, int, int, int | None, Iterable[int]]] = (),
     ) -> None:
         """Go on after what a checkpoint has, or what others hand out: before anything is used.
 
@@ -356,8 +368,8 @@ class Sampler:
         self._give_back()
         self._first = used
         self._before_first = before_first
-        for site, since, until, before in absences:
-            self._note(site, since, until, tuple(before))
+        for absence in absences:
+            self._note(*absence)
 
     def _own(self, gone: Gone) -> range:
         """Return this rank's places in the batch."""

@@ -8,6 +8,7 @@ so do data loaders that fetch ahead.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -39,8 +40,9 @@ class MissingSites:
         self._lock = threading.Lock()
         self._round = -1
         self._missing: dict[int, int] = {}
-        self._rejoined: dict[int, int] = {}
-        """The latest round when a site's taking part again was noted: it has none before that."""
+        self._rejoined: dict[int, float] = {}
+        """The round from which a site takes part again; infinity: that has not begun yet. What
+        results of earlier rounds say of the site is past; what later ones say counts from it on."""
         self._rounds: deque[tuple[int, int]] = deque(maxlen=_KEPT_ROUNDS)
         """The first step whose data are in a round, and the round."""
         self._num_steps = 0
@@ -57,8 +59,9 @@ class MissingSites:
         with self._lock:
             self._round = max(self._round, reduced.round)
             for each in reduced.missing:
-                if each.from_round > self._rejoined.get(each.site, -1):
-                    self._missing[each.site] = each.from_round
+                first = self._rejoined.get(each.site, -1)
+                if reduced.round >= first:
+                    self._missing[each.site] = max(each.from_round, int(first))
 
     def end_step(self, *, has_landed: bool = True) -> None:
         """Count a step: all results of it are there, or of the one `delay_steps` before.
@@ -95,11 +98,21 @@ class MissingSites:
         return [(site, since - self._num_steps) for site, since in self.absent().items()]
 
     def rejoin(self, site: int) -> None:
-        """Note that a site takes part again from the next step on."""
+        """Note that a site takes part again from the next step on, and from `begin_round`."""
         with self._lock:
-            self._rejoined[site] = self._round
+            self._rejoined[site] = math.inf
             self._missing.pop(site, None)
             self._absent.pop(site, None)
+
+    def begin_round(self, round_: int) -> None:
+        """Gradients begin to cross in a round: sites that rejoin take part from it on.
+
+        Unless it is begun without them after all, for something has failed: its result says so.
+        """
+        with self._lock:
+            for site, first in self._rejoined.items():
+                if first == math.inf:
+                    self._rejoined[site] = round_
 
     def gone(self, step: int | None = None) -> frozenset[int]:
         """Return the sites that all ranks do without in a step; None: in the next one."""

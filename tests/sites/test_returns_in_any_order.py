@@ -1,0 +1,221 @@
+"""Sites are lost and come back in every order: ranks agree, and every sample is used once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pytest
+
+from isthmus.sites.local.rank_messages import Members
+from isthmus.sites.worker.data.batch_shares import BatchShares
+from isthmus.sites.worker.data.data_positions import DataPositions
+from isthmus.sites.worker.data.sampler import FETCHED_AHEAD, Sampler
+from isthmus.sites.worker.exchange.member_history import (
+    Announced,
+    CatchingUp,
+    CaughtUp,
+    Change,
+    GivenUp,
+    MemberHistory,
+)
+from isthmus.sites.worker.exchange.missing_sites import NOTICE_STEPS, MissingSites
+from isthmus.topology.spec.batch_rule import FullBatch
+from tests.sites.test_worker_sampler import check_used_once, result
+
+SITES = "abcd"
+STEPS = 500
+QUIET_STEPS = 3 * NOTICE_STEPS
+"""At the end, in which nothing happens any more."""
+
+
+class Rank:
+    """One site's rank: what it knows of members, and its batches. A round is a step."""
+
+    def __init__(self, site: int, shares: BatchShares, begins: int, ahead: int) -> None:
+        self.site, self._ahead = site, ahead
+        self.missing, self.history = MissingSites(), MemberHistory(SITES[site])
+        self.sampler = Sampler(num_samples=10**6, shares=shares, site=site, rank=0, seed=1)
+        self.begins = begins
+        self._drawn: list[list[int]] = []
+
+    def take(self, other: Rank, present: Iterable[int]) -> None:
+        """Catch up from another rank's state."""
+        told = other.sampler.handed_out()
+        self.missing.begin_without({*range(len(SITES))}.difference(present))
+        self.sampler.resume(DataPositions.from_json(told), lambda: None, told["absences"])  # type: ignore[arg-type]
+        self.missing.begin_amid(other.missing.absent_before())
+
+    def use(self, step: int) -> list[int]:
+        """Return the batch of a step, having fetched some more."""
+        own = step - self.begins
+        while len(self._drawn) <= own + (self._ahead if own else 0):
+            self._drawn.append(self.sampler.draw().tolist())
+        return self._drawn[own]
+
+    def end_step(self, round_: int, missing: dict[int, int]) -> None:
+        self.missing.note(result(round_, *missing.items()))
+        self.missing.end_step()
+        self.sampler.lose(self.missing.absent())
+        self.sampler.step()
+
+    def apply(self, change: Change) -> None:
+        """Do what `Rejoining` does."""
+        for site in map(SITES.index, change.sites):
+            match change:
+                case Announced():
+                    self.sampler.regain(site, change.step)
+                case GivenUp():
+                    self.sampler.give_up(site, change.step)
+                case CaughtUp():
+                    self.missing.rejoin(site)
+
+
+@dataclass
+class Run:
+    """Sites that train, as their gateways and the coordinator have it."""
+
+    chance: random.Random
+    shares: BatchShares
+    ahead: int
+    ranks: dict[int, Rank] = field(default_factory=dict)
+    members: set[int] = field(default_factory=set)
+    catching_up: int | None = None
+    entering: int | None = None
+    """The epoch of an entry that ranks have yet to mark."""
+    is_marked: bool = False
+    """Whether all ranks begin the next round as the one of an entry."""
+    returning: int = -1
+    epoch: int = 0
+    missing: dict[int, int] = field(default_factory=dict)
+    heard: dict[int, dict[int, int]] = field(default_factory=dict)
+    """What each site's gateway says is missing."""
+    late: list[tuple[int, Rank, Members]] = field(default_factory=list)
+    used: list[int] = field(default_factory=list)
+    num_returned: int = 0
+    most_notice: int = 0
+
+    def tell(self, step: int, members: Members) -> None:
+        """Tell all ranks, in this step or in the next one."""
+        for rank in self.ranks.values():
+            self.late.append((step + self.chance.randint(0, 1), rank, members))
+
+    def told(self, from_round: int, *, enters: str = "", follows: str = "") -> Members:
+        names = tuple(SITES[at] for at in sorted(self.members))
+        return Members(
+            epoch=self.epoch,
+            from_round=from_round,
+            sites=names,
+            enters=tuple(enters),
+            follows=tuple(follows),
+            state="state" if follows else "",
+        )
+
+    def lose(self, step: int, lost: set[int], has_entered: bool) -> None:
+        """Sites are lost in a round; whoever catches up has to begin anew then."""
+        self.epoch += 1
+        if self.entering is not None and self.catching_up is not None and has_entered:
+            self.enter(step)
+        if self.catching_up is not None:
+            lost = lost | {self.catching_up}
+        self.missing |= dict.fromkeys(self.members & lost, step)
+        self.members -= lost
+        self.catching_up = self.entering = None
+        for site in lost:
+            self.ranks.pop(site, None)
+        self.late = [each for each in self.late if each[1] in self.ranks.values()]
+        self.tell(step, self.told(step))
+
+    def enter(self, step: int) -> None:
+        """A round begins in which who has caught up takes part."""
+        assert self.catching_up is not None
+        self.members.add(self.catching_up)
+        self.missing.pop(self.catching_up, None)
+        self.catching_up = self.entering = None
+        self.num_returned += 1
+
+    def step(self, step: int, *, is_quiet: bool) -> None:
+        chance = self.chance
+        was_missing = dict(self.missing)
+        present = [*self.members, *([] if self.catching_up is None else [self.catching_up])]
+        if self.is_marked:
+            for rank in self.ranks.values():
+                rank.missing.begin_round(step)
+        has_marked, self.is_marked = self.is_marked and self.entering is not None, False
+        lost: set[int] = set()
+        if not is_quiet and chance.random() < (0.5 if has_marked else 0.02):
+            keeps = chance.choice([*self.members])
+            lost = {at for at in present if at != keeps and chance.random() < 0.6}
+        if lost:
+            self.lose(step, lost, has_marked and chance.random() < 0.5)
+        elif has_marked:
+            self.enter(step)
+        elif not self.late and self.entering is None and len(self.members) < len(SITES):
+            if self.catching_up is None and chance.random() < 0.2:
+                self.begin_return(step)
+            elif self.catching_up is not None and chance.random() < 0.1:
+                self.epoch += 1
+                self.entering = self.epoch
+                self.tell(step, self.told(step + 2, enters=SITES[self.catching_up]))
+        for at, rank, members in self.late:
+            if at <= step:
+                rank.history.tell(members)
+        self.late = [each for each in self.late if each[0] > step]
+        for site, rank in self.ranks.items():
+            batch = rank.use(step)
+            if site in self.members:
+                self.used += batch
+            knows = {at: since for at, since in was_missing.items() if at in self.missing}
+            rank.end_step(step, self.missing if chance.random() < 0.5 else knows)
+        self.end_steps(step)
+
+    def begin_return(self, step: int) -> None:
+        """A site that is out is to catch up."""
+        self.epoch += 1
+        self.returning = self.chance.choice([*{*range(len(SITES))} - self.members])
+        self.entering = self.epoch
+        name = SITES[self.returning]
+        self.tell(step, self.told(step + 2, enters=name, follows=name))
+
+    def end_steps(self, step: int) -> None:
+        def most(sites: Iterable[str]) -> int:
+            entering = [*map(SITES.index, sites)]
+            asked = {at: rank.sampler.notice_steps(entering) for at, rank in self.ranks.items()}
+            found = max(asked[at] for at in self.members)
+            assert max(asked.values()) <= found, asked
+            self.most_notice = max(self.most_notice, found)
+            return found
+
+        changes = {site: rank.history.end_step(step + 1, most) for site, rank in self.ranks.items()}
+        kinds = {tuple(type(each) for each in found) for found in changes.values()}
+        assert len(kinds) <= 1, (step, changes)
+        for site, found in changes.items():
+            for change in found:
+                self.ranks[site].apply(change)
+        for kind in kinds.pop():
+            if kind is CatchingUp and self.entering is not None:
+                self.catching_up, self.entering = self.returning, None
+                rank = Rank(self.returning, self.shares, step + 1, self.ahead)
+                rank.take(self.ranks[min(self.members)], self.members)
+                self.ranks[self.returning] = rank
+                rank.history._rejoined = self.epoch
+            elif kind is CaughtUp:
+                self.is_marked = True
+
+
+@pytest.mark.parametrize("rule", ["keep", "shrink"])
+@pytest.mark.parametrize("seed", range(40))
+def test_every_sample_is_used_once(seed: int, rule: str) -> None:
+    chance = random.Random(seed)
+    shares = BatchShares(full=FullBatch(12, len(SITES)), rule=rule, ranks=(1,) * len(SITES))
+    run = Run(chance, shares, chance.choice([0, 4, FETCHED_AHEAD]))
+    run.members = {*range(len(SITES))}
+    run.ranks = {at: Rank(at, shares, 0, run.ahead) for at in run.members}
+    for step in range(STEPS + QUIET_STEPS):
+        run.step(step, is_quiet=step >= STEPS)
+        if not run.missing or max(run.missing.values()) < step:
+            assert len({rank.sampler.used for rank in run.ranks.values()}) == 1, f"{seed=} {step=}"
+    assert run.most_notice <= NOTICE_STEPS, f"{seed=}"
+    assert run.num_returned >= 2, f"{seed=}"
+    assert check_used_once(run.used, run.ranks[min(run.members)].sampler.used, seed) == []
