@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import logging
 import ssl
 from collections.abc import Awaitable, Callable
 
+from isthmus.protos.errors import IsthmusError
+from isthmus.protos.failure import text_of
 from isthmus.protos.identities import Identity
 from isthmus.protos.mutual_tls import CertificateError, TlsSecurity
 from isthmus.protos.security import control_security
 
 HANDSHAKE_S = 10.0
 """Time limit of a handshake."""
+
+log = logging.getLogger(__name__)
 
 Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -36,7 +40,16 @@ async def serve_own(name: str, host: str, port: int, handle: Handle) -> asyncio.
         OSError: the address cannot be bound.
     """
     security = _security(name)
-    context, identity = _context(security, ssl.PROTOCOL_TLS_SERVER)
+    context, identity = security.server_tls(), security.read().identity
+
+    def renew(connection: ssl.SSLObject, *_: object) -> None:
+        """Have a handshake use the files as they are now."""
+        try:
+            connection.context = security.server_tls()
+        except (IsthmusError, OSError) as error:
+            log.warning("%s: keeping the previous certificate", text_of(error))
+
+    context.sni_callback = renew  # type: ignore[assignment]  # called in each handshake
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -61,12 +74,12 @@ async def dial_own(
         CertificateError: TLS is off, or this party's own files cannot be used. ssl.SSLError: the
             other end is another party. OSError: nothing listens there.
     """
-    context, identity = _context(_security(name), ssl.PROTOCOL_TLS_CLIENT)
+    context, server_name = _security(name).client_tls(name)
     return await asyncio.open_connection(
         host,
         port,
         ssl=context,
-        server_hostname=identity.dns_name,
+        server_hostname=server_name,
         ssl_handshake_timeout=HANDSHAKE_S,
     )
 
@@ -84,15 +97,3 @@ def _security(name: str) -> TlsSecurity:
     if not isinstance(security, TlsSecurity):
         raise CertificateError("machines of a site speak by mutual TLS, and there is none")
     return security
-
-
-def _context(security: TlsSecurity, protocol: int) -> tuple[ssl.SSLContext, Identity]:
-    """Return the TLS context for both ends, and this party's identity."""
-    own = security.read()
-    context = ssl.SSLContext(protocol)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(cadata=own.ca.decode("ascii"))
-    files = security.files
-    context.load_cert_chain(os.path.realpath(files.cert), os.path.realpath(files.key))
-    return context, own.identity

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -39,8 +40,8 @@ class Parsed(click.ParamType[Any]):
 
 
 def _bind(text: str) -> str:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+    found = re.fullmatch(r"(?:\[[0-9A-Fa-f:.]+\]|\w[\w.:-]*|::[\w.:]*):([0-9]{1,5})", text)
+    if found is None or int(found[1]) > 65535:
         raise ValueError(f"want HOST:PORT, as 127.0.0.1:7443; got {text!r}")
     return text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from isthmus.orchestrator.exporters.families import FAMILIES, Family, Kind
 from isthmus.orchestrator.exporters.figures import Sample
 from isthmus.orchestrator.exporters.tool import Update
+from isthmus.orchestrator.exporters.webhook import place_of, redirects_to
 from isthmus.protos.failure import text_of
 from isthmus.topology.spec.exporters import Otlp
 
@@ -18,10 +20,13 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Observation
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.resources import Resource
+    from requests import Response, Session
 
 PATH = "/v1/metrics"
 SIGNALS = (PATH, "/v1/traces")
 """The paths of both signals."""
+_PROVIDER = "_CREDENTIAL_PROVIDER"
+"""End of the names of variables in which OpenTelemetry has what makes a session."""
 PUSH_S = 5.0
 """Time for one push, with all attempts that the library makes."""
 
@@ -54,7 +59,8 @@ class OtlpPush:
 
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `send` raises instead
         place = endpoint_of(self._settings.endpoint, PATH)
-        exporter = OTLPMetricExporter(endpoint=place, timeout=PUSH_S)
+        push_session = session(self._failures)
+        exporter = OTLPMetricExporter(endpoint=place, timeout=PUSH_S, session=push_session)
         push, failures = exporter.export, self._failures
 
         def export(*args: Any, **kwargs: Any) -> object:  # noqa: ANN401 - as the library has it
@@ -62,9 +68,10 @@ class OtlpPush:
             try:
                 result = push(*args, **kwargs)
             except Exception as error:
-                failures.append(text_of(error))
+                if not failures:
+                    failures.append(text_of(error))
                 raise
-            if result is not MetricExportResult.SUCCESS:
+            if result is not MetricExportResult.SUCCESS and not failures:
                 failures.append(f"{exporter._endpoint} does not take them")
             return result
 
@@ -115,6 +122,28 @@ class OtlpPush:
                     yield Observation(sample.value, dict(zip(names, values, strict=True)))
 
         return observe
+
+
+def session(failures: list[str]) -> Session | None:
+    """Return a session that takes no redirect for an answer, and notes it in `failures`.
+
+    Libraries follow one with headers and without the body, or count it as delivered. None: the
+    library gets its session from a credential provider.
+    """
+    import requests
+
+    if any(name.endswith(_PROVIDER) for name in os.environ):
+        return None
+
+    def refuse(response: Response, **_: object) -> None:
+        if to := redirects_to(response.headers.get("Location"), response.url):
+            response.close()
+            failures.append(f"{place_of(response.url)} redirects to {to}: name that as endpoint")
+            raise requests.TooManyRedirects(failures[-1], response=response)
+
+    made = requests.Session()
+    made.hooks["response"].append(refuse)
+    return made
 
 
 def resource_of(run_id: str, job: str) -> Resource:

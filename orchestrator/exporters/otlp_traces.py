@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from isthmus.orchestrator.exporters.figures import PARTS, Point, Told
-from isthmus.orchestrator.exporters.otlp import PUSH_S, endpoint_of, resource_of
+from isthmus.orchestrator.exporters.otlp import PUSH_S, endpoint_of, resource_of, session
 from isthmus.orchestrator.exporters.tool import Update
 from isthmus.topology.spec.exporters import Otlp
 
@@ -47,6 +47,7 @@ class OtlpTraces:
         self._settings, self._run, self._job, self._now_s = settings, run_id, job, now_s
         self._exporter: OTLPSpanExporter | None = None
         self._resource: Resource | None = None
+        self._failures: list[str] = []
         self._waiting: list[ReadableSpan] = []
         self._lost_s: dict[str, float] = {}
         """Since when sites are out."""
@@ -60,7 +61,9 @@ class OtlpTraces:
 
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `send` raises instead
         place = endpoint_of(self._settings.endpoint, PATH)
-        self._exporter = OTLPSpanExporter(endpoint=place, timeout=PUSH_S)
+        self._exporter = OTLPSpanExporter(
+            endpoint=place, timeout=PUSH_S, session=session(self._failures)
+        )
         self._resource = resource_of(self._run, self._job)
         return f"pushes to {self._exporter._endpoint}"
 
@@ -80,10 +83,12 @@ class OtlpTraces:
         if not self._waiting or not is_time:
             return False
         self._pushed_s = now_s
+        self._failures.clear()
         while self._waiting:
             result = self._exporter.export(self._waiting[:_SPANS_A_PUSH])
             if result is not SpanExportResult.SUCCESS:
-                raise ConnectionError(f"{self._exporter._endpoint} does not take them")
+                why = self._failures or [f"{self._exporter._endpoint} does not take them"]
+                raise ConnectionError(why[0])
             del self._waiting[:_SPANS_A_PUSH]
         return True
 

@@ -368,7 +368,9 @@ def _claim(size: str, mode: str) -> Object:
 
 
 def _overrides(wishes: Wishes) -> Iterable[str]:
-    return [word for override in wishes.overrides for word in ("--set", override)]
+    # Kubernetes expands $(NAME) in arguments, and takes $$ for $.
+    written = [override.replace("$", "$$") for override in wishes.overrides]
+    return [word for override in written for word in ("--set", override)]
 
 
 def _resource(site: Site, wishes: Wishes) -> str:

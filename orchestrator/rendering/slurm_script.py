@@ -40,7 +40,7 @@ def slurm_script(
         f"--job-name=isthmus-{topology.name}-{site.name}",
         *(f"--nodes={site.nodes}", "--ntasks-per-node=1", "--requeue", "--open-mode=append"),
         f"--signal=B:USR1@{SIGNAL_S}",
-        *site.launcher.options,
+        *([shlex.join(site.launcher.options)] if site.launcher.options else []),
     ]
     arguments = agent_arguments(topology, site.name, coordinator, Path(STATE), "slurm")
     exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
@@ -49,8 +49,8 @@ def slurm_script(
         *(f"#SBATCH {option}" for option in options),
         f"# The agent of site {site.name}. Submit it once: sbatch {site.name}.sbatch",
         *exports,
-        f"mkdir -p {_placed(folder)}",
-        f"cd {_placed(folder)} || exit 1",
+        f"mkdir -p -- {_placed(folder)}",
+        f"cd -- {_placed(folder)} || exit 1",
         f"{shlex.quote(python)} -m {AGENT} {shlex.join(arguments)} &",
         "agent=$!",
         "again=",

@@ -88,6 +88,8 @@ class Received:
     """Path, headers and body of each."""
     statuses: list[int] = field(default_factory=list)
     """To answer with, the next first; 200 once there are none."""
+    location: str = ""
+    """Where answers redirect to; empty: they do not."""
 
     @property
     def objects(self) -> list[dict[str, Any]]:
@@ -104,8 +106,16 @@ def receiving(answer: Callable[[], bytes] = bytes) -> Iterator[Received]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             received.posts.append((self.path, dict(self.headers), body))
             self.send_response(received.statuses.pop(0) if received.statuses else 200)
+            if received.location:
+                self.send_header("Location", received.location)
             self.end_headers()
             self.wfile.write(answer())
+
+        def do_GET(self) -> None:
+            """Take what a redirect makes of a post."""
+            received.posts.append((self.path, dict(self.headers), b""))
+            self.send_response(200)
+            self.end_headers()
 
         def log_message(self, *_: object) -> None:
             """Print no line for each request."""

@@ -11,6 +11,7 @@ from isthmus.orchestrator.exporters import families, otlp
 from isthmus.orchestrator.exporters.families import Kind
 from isthmus.orchestrator.exporters.figures import Sample
 from isthmus.orchestrator.exporters.otlp import OtlpPush
+from isthmus.orchestrator.exporters.otlp_traces import OtlpTraces
 from isthmus.orchestrator.exporters.tool import Update
 from isthmus.topology.spec.exporters import Otlp
 from tests.fakes.exported_runs import (
@@ -118,3 +119,23 @@ def test_a_collector_that_is_gone_or_refuses_is_an_error_and_later_taken_again()
         assert len(received.posts) == 2
     with pytest.raises(ConnectionError):
         push.send(update)
+
+
+@pytest.mark.parametrize("status", [302, 307])
+def test_a_redirect_is_no_delivery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=5ecret")
+    update = update_of(exported_run(tmp_path), spec_with(), is_last=True)
+    with receiving() as elsewhere, receiving() as received:
+        received.location = f"{elsewhere.url}/x"
+        for push in (
+            OtlpPush(Otlp(endpoint=received.url), "r1", "j"),
+            OtlpTraces(Otlp(endpoint=received.url), "r1", "j"),
+        ):
+            received.statuses = [status]
+            push.open()
+            with pytest.raises(ConnectionError, match=f"redirects to {elsewhere.url}: name"):
+                push.send(update)
+            push.close()
+        assert elsewhere.posts == []

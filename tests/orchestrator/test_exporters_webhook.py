@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -109,3 +111,62 @@ def test_a_whole_run_is_posted_as_it_ended(tmp_path: Path) -> None:
     assert (end["event"], end["step"]) == ("end", 40)
     assert end["text"] == "run r1 FAILED: rank 1 was killed"
     assert end["detail"]["failure"]["code"] == "RANK_KILLED"
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_gets_no_token_and_is_not_a_delivery(status: int) -> None:
+    with receiving() as elsewhere, receiving() as received:
+        received.statuses, received.location = [status], f"{elsewhere.url}/5ecret"
+        with pytest.raises(
+            ConnectionError, match=f"answers {status} .* redirects to http"
+        ) as caught:
+            post(Webhook(url=received.url), told("end"), **{WEBHOOK_TOKEN: "t0ken"})
+        assert elsewhere.url in str(caught.value)
+        assert "5ecret" not in str(caught.value)
+        assert (len(received.posts), elsewhere.posts) == (1, [])
+
+
+def test_a_path_that_redirects_says_so() -> None:
+    with receiving() as received:
+        received.statuses, received.location = [301], "/hook/"
+        with pytest.raises(ConnectionError, match=r"redirects to another path of http://127"):
+            post(Webhook(url=f"{received.url}/hook"), told("end"))
+        assert len(received.posts) == 1
+
+
+def test_a_token_from_a_file_may_end_with_a_newline() -> None:
+    with receiving() as received:
+        post(Webhook(url=received.url), told("end"), **{WEBHOOK_TOKEN: "t0ken\n"})
+    assert received.posts[0][1]["Authorization"] == "Bearer t0ken"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (WEBHOOK_URL, "file:///etc/passwd"),
+        (WEBHOOK_URL, "http://127.0.0.1/a\r\nX: 1"),
+        (WEBHOOK_TOKEN, "one\r\nX: 1"),
+    ],
+)
+def test_what_the_environment_says_is_checked_before_it_is_used(name: str, value: str) -> None:
+    environ = {WEBHOOK_URL: "http://127.0.0.1:1", name: value}
+    with pytest.raises(ValueError, match=name) as caught:
+        WebhookPost(Webhook(), "r1", "job", environ).open()
+    assert value not in str(caught.value)
+
+
+def test_an_answer_that_is_no_http_is_a_failure_like_others() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            for _ in PAUSES_S:
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(b"220 mail.example\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ConnectionError, match="what is no HTTP"):
+            post(Webhook(url=f"http://127.0.0.1:{server.getsockname()[1]}"), told("end"))
+        thread.join()

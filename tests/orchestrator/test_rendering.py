@@ -5,7 +5,9 @@ test_kubernetes_server.py applies it.
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +28,7 @@ from isthmus.orchestrator.rendering.slurm_script import slurm_script
 from isthmus.protos.save_time import LEAVE_S, SAVE_WITHIN
 from isthmus.topology.documents.load import load_topology
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.world import Topology
+from isthmus.topology.spec.world import Launcher, Topology
 from tests.fakes.kubernetes_server import jobset_schema
 
 VERSIONS = ("1.29", "1.34", "1.37")
@@ -292,8 +294,33 @@ def test_a_batch_script_is_one_of_the_shell() -> None:
     )
     subprocess.run(["sh", "-n"], input=script, text=True, check=True)
     assert "#SBATCH --requeue\n" in script
-    assert "cd ~/'it'\"'\"'s here' || exit 1\n" in script
+    assert "cd -- ~/'it'\"'\"'s here' || exit 1\n" in script
     assert "'/opt/my env/bin/python' -m isthmus.sites.agent" in script
+
+
+def test_options_are_words_of_a_batch_script_and_no_more(tmp_path: Path) -> None:
+    written = text().replace("name: eu\n", "name: eu\n    launcher: {kind: slurm}\n", 1)
+    topology = load_topology(written, "topology.yaml")
+    hostile = ("--comment=a b # c", "-p", "gpu;touch $HOME")
+    site = dataclasses.replace(
+        topology.site("eu"), launcher=Launcher(kind="slurm", options=hostile)
+    )
+    script = slurm_script(
+        topology, site, "192.0.2.3:7443", python="python3", folder="-v", environment={}
+    )
+    (line,) = [each for each in script.splitlines() if "--comment" in each]
+    assert shlex.split(line.removeprefix("#SBATCH ")) == list(hostile)
+    assert "mkdir -p -- -v\n" in script
+
+
+def test_an_override_is_not_expanded_by_kubernetes() -> None:
+    wishes = dataclasses.replace(WISHES, overrides=("name=$(HOME)",))
+    (args,) = [
+        container["args"]
+        for pod in pods(coordinator_objects(described(), text(), wishes))
+        for container in pod["containers"]
+    ]
+    assert args[-1] == "name=$$(HOME)"
 
 
 @pytest.mark.slow

@@ -115,6 +115,20 @@ def test_who_is_not_the_sites_agent_gets_no_supervisor(certified: Path, tmp_path
         assert server.children() == []
 
 
+def test_renewed_certificates_count_without_a_restart(certified: Path, tmp_path: Path) -> None:
+    """Of another authority, so that nothing of the former ones helps."""
+    with served("a", tmp_path) as (_, address):
+        newer = tmp_path / "newer"
+        certify(newer, "a")
+        for name in ("ca.pem", "a.agent.pem", "a.agent.key"):
+            (newer / name).replace(certified / name)
+        stream = dialled("a", address)
+        assert stream.stdout is not None
+        said = stream.stdout.readline()
+        _, err = stream.communicate(timeout=WITHIN_S)
+        assert said.startswith(GREETING.encode()), err
+
+
 def test_without_tls_there_is_nothing_to_dial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

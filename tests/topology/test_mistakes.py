@@ -202,6 +202,34 @@ TOPOLOGY_MISTAKES: list[tuple[str, str, list[str]]] = [
     ),
     (
         "kind: local",
+        'kind: slurm, options: ["--comment=a\\n#SBATCH --uid=0\\ntouch /tmp/x"]',
+        [
+            "13:39 want one line without control characters, and it has '\\n' [sites.0.launcher.options.0]"
+        ],
+    ),
+    (
+        "kind: local",
+        "kind: ssh, host: -oProxyCommand=x, user: -l, jump: -oX, python: -c, folder: -p",
+        [
+            "13:33 want a host, as eu.example.org or ::1, without a port; got '-oProxyCommand=x' [sites.0.launcher.host]",
+            "13:57 cannot begin with '-': it would be read as an option; got '-l' [sites.0.launcher.user]",
+            "13:67 want user@host:port (user and port may lack), got '-oX' [sites.0.launcher.jump]",
+            "13:80 cannot begin with '-': it would be read as an option; got '-c' [sites.0.launcher.python]",
+            "13:92 cannot begin with '-': it would be read as an option; got '-p' [sites.0.launcher.folder]",
+        ],
+    ),
+    (
+        "nic: 100Gbit/s",
+        'address: "-x", bind: "a;b"',
+        [
+            "12:42 want a host, as eu.example.org or ::1, without a port; got '-x' [sites.0.wan.address]",
+            "12:42 '-x' is not a loopback address: want one in 127.0.0.0/8 or ::1, or security: {mode: mtls} [sites.0.wan.address]",
+            "12:54 want a host, as eu.example.org or ::1, without a port; got 'a;b' [sites.0.wan.bind]",
+            "12:54 'a;b' is not a loopback address: want one in 127.0.0.0/8 or ::1, or security: {mode: mtls} [sites.0.wan.bind]",
+        ],
+    ),
+    (
+        "kind: local",
         "kind: slurm, key: k",
         ["13:29 has no use without host [sites.0.launcher.key]"],
     ),

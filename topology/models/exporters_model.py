@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Self
 from urllib.parse import urlsplit
 
@@ -24,6 +25,7 @@ from isthmus.topology.text.validation import (
     PositiveDuration,
     Strict,
     Text,
+    Word,
     choice,
     default,
 )
@@ -41,7 +43,7 @@ def _without_secret(value: str) -> str:
 
 def _http_url(value: str) -> str:
     parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"\s", value):
         raise ValueError(f"want a URL, as https://host:port/path; got {shown(value)}")
     return _without_secret(value)
 
@@ -57,7 +59,7 @@ class PrometheusModel(Strict):
     """A page that a Prometheus server scrapes: http://HOST:PORT/metrics."""
 
     host: Annotated[
-        Text, Field(description="Address to listen at; 0.0.0.0: all, and whoever reaches it reads.")
+        Word, Field(description="Address to listen at; 0.0.0.0: all, and whoever reaches it reads.")
     ] = _PROMETHEUS.host
     port: Annotated[int, Field(ge=0, le=65535, description="0: any that is free.")] = (
         _PROMETHEUS.port

@@ -62,6 +62,7 @@ from isthmus.topology.spec.units import (
 from isthmus.topology.spec.workload import PRECISIONS, RECOMPUTES, DescribedModel, Parallel
 from isthmus.topology.text.validation import (
     SIZE_SCHEMA,
+    Argument,
     BelowOne,
     Budget,
     Count,
@@ -728,7 +729,7 @@ class JobModel(Strict):
         Text | None,
         Field(description="Your own script, relative to this file; else the shipped trainer."),
     ] = None
-    arguments: list[Text] = Field(
+    arguments: list[Argument] = Field(
         default_factory=list, description="For the entrypoint; `launch JOB -- …` adds more."
     )
     working_folder: Annotated[

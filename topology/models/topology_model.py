@@ -47,6 +47,7 @@ from isthmus.topology.text.validation import (
     Size,
     Strict,
     Text,
+    Word,
     choice,
     default,
     version_one,
@@ -65,8 +66,10 @@ Reported: 38 to 43 % for Llama 3 405B on 8,192 to 16,384 H100s (arXiv 2407.21783
 (arXiv 2204.02311).
 """
 
-_JUMP = r"^([^\s@:]+@)?[^\s@:]+(:[0-9]{1,5})?$"
-_PROXY = r"^http://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]@]+):[0-9]{1,5}/?$"
+_HOST = r"\w[\w.-]*"
+"""A name in DNS or /etc/hosts; it cannot be taken for an option."""
+_JUMP = rf"^([^\s@:-][^\s@:]*@)?{_HOST}(:[0-9]{{1,5}})?$"
+_PROXY = rf"^http://(\[[0-9A-Fa-f:.]+\]|{_HOST}):[0-9]{{1,5}}/?$"
 _CLOCK = r"^([01][0-9]|2[0-3]):[0-5][0-9]$|^24:00$"
 
 
@@ -81,7 +84,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _clock(value: object) -> int:
-    if not isinstance(value, str) or re.match(_CLOCK, value) is None:
+    if not isinstance(value, str) or re.fullmatch(_CLOCK, value) is None:
         raise ValueError(f"want a time of day as 08:00, got {shown(value)}")
     hours, minutes = value.split(":")
     return int(hours) * 60 + int(minutes)
@@ -89,7 +92,7 @@ def _clock(value: object) -> int:
 
 def parse_endpoint(value: object) -> Endpoint:
     """Parse HOST:PORT, or [HOST]:PORT for IPv6; ValueError for anything else."""
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):([0-9]{1,5})", str(value))
+    found = re.fullmatch(rf"(\[[0-9A-Fa-f:.]+\]|{_HOST}):([0-9]{{1,5}})", str(value))
     if not isinstance(value, str) or found is None or int(found[2]) > 65535:
         raise ValueError(f"want HOST:PORT, as 127.0.0.1:7443; got {shown(value)}")
     return Endpoint(host=found[1].strip("[]"), port=int(found[2]))
@@ -114,7 +117,7 @@ def _absolute(value: str) -> str:
 
 def _host(value: str) -> str:
     host = value[1:-1] if value.startswith("[") and value.endswith("]") else value
-    if re.search(r"[\s/\[\]@]", host) or (":" in host and not _is_address(host)):
+    if re.fullmatch(_HOST, host) is None and not _is_address(host):
         raise ValueError(
             f"want a host, as eu.example.org or ::1, without a port; got {shown(value)}"
         )
@@ -325,28 +328,28 @@ class LauncherModel(Strict):
 
     kind: Annotated[str, *choice(LAUNCHERS, later=("agent", "kubernetes"))] = "local"
     host: Annotated[
-        Text | None,
+        Host | None,
         Field(description="ssh: the machine. slurm: where srun is; none: on this machine."),
     ] = None
-    user: Annotated[Text | None, Field(description="Who logs in there.")] = None
+    user: Annotated[Word | None, Field(description="Who logs in there.")] = None
     port: Annotated[int, Field(ge=1, le=65535, description="Of its sshd.")] = 22
     key: Annotated[
-        Text | None,
+        Word | None,
         Field(description="File of the private key; none: the ssh agent, and ~/.ssh."),
     ] = None
     known_hosts: Annotated[
-        Text | None, Field(description="File of the host keys; none: ~/.ssh/known_hosts.")
+        Word | None, Field(description="File of the host keys; none: ~/.ssh/known_hosts.")
     ] = None
     jump: Annotated[
         Jump | None,
         Field(description="A machine on the way, as user@host:port; user and port may lack."),
     ] = None
     python: Annotated[
-        Text | None,
+        Word | None,
         Field(description="Python there with isthmus. [python3; at a local site: this one]"),
     ] = None
     folder: Annotated[
-        Text | None,
+        Word | None,
         Field(
             description="The agent's folder there. [~/.local/state/isthmus/up/TOPOLOGY/SITE; at a "
             "local site: below HOME]"

@@ -139,10 +139,37 @@ _FRACTION_SCHEMA = WithJsonSchema(
     }
 )
 
+
+def _line(value: str) -> str:
+    if found := _CONTROL.search(value):
+        raise ValueError(f"want one line without control characters, and it has {found[0]!r}")
+    return value
+
+
+def _word(value: str) -> str:
+    if value.startswith("-"):
+        raise ValueError(
+            f"cannot begin with '-': it would be read as an option; got {shown(value)}"
+        )
+    return value
+
+
+def _argument(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("an argument cannot hold a NUL byte")
+    return value
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 Name = Annotated[
     str, AfterValidator(_name), WithJsonSchema({"type": "string", "pattern": NAME_PATTERN})
 ]
-Text = Annotated[str, Field(min_length=1, max_length=4096)]
+Argument = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_argument)]
+"""A word of a command line that is passed on as it is."""
+Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_line)]
+"""One line: it may become part of a file, a header or a message."""
+Word = Annotated[Text, AfterValidator(_word)]
+"""One line that a program may be given as an argument of its own."""
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Duration = Annotated[float, *_quantity(units.DURATION)]
 PositiveDuration = Annotated[float, *_quantity(units.DURATION, positive=True)]
