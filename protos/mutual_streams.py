@@ -49,7 +49,7 @@ async def serve_own(name: str, host: str, port: int, handle: Handle) -> asyncio.
         except (IsthmusError, OSError) as error:
             log.warning("%s: keeping the previous certificate", text_of(error))
 
-    context.sni_callback = renew  # type: ignore[assignment]  # called in each handshake
+    context.sni_callback = renew
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

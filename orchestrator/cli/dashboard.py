@@ -35,15 +35,15 @@ from isthmus.orchestrator.run_folder.home import home_folder
     help="A name by which browsers reach it, beside --host. May be repeated.",
 )
 @click.option(
-    "--token",
+    "--token/--no-token",
     "wants_token",
-    is_flag=True,
-    help="Ask for a token on loopback, too: others work here.",
+    default=True,
+    help="Without a token, on loopback, every user of this machine can read.",
 )
 @click.option(
     "--allow-actions",
     is_flag=True,
-    help="Let whoever has the address, which then has a token, stop runs, as `isthmus cancel` does.",
+    help="Let whoever has the address, token and all, stop runs, as `isthmus cancel` does.",
 )
 @home_option
 @with_output
@@ -61,8 +61,7 @@ def command(
 
     Nothing can be changed there without --allow-actions.
 
-    The first line is its address. Where others than this machine's users can reach it, the address
-    has a token, without which nothing is shown.
+    The first line is its address, with a token, without which nothing is shown.
     """
     require_dashboard()
     from isthmus.orchestrator.dashboard.access import Access, is_loopback, new_token

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -46,11 +47,13 @@ class RunDashboard:
     listener: socket.socket
     home: Path
     run_id: str
+    token: str
 
     @property
     def url(self) -> str:
-        """The address of the run's page."""
-        return f"http://{HOST}:{self.listener.getsockname()[1]}/runs/{self.run_id}"
+        """The address of the run's page, for a browser to begin with."""
+        port = self.listener.getsockname()[1]
+        return f"http://{HOST}:{port}/runs/{self.run_id}?token={self.token}"
 
     def begin(self, folder: RunFolder) -> bool:
         """Start the process, which takes over the address. It ends by itself after the run.
@@ -58,6 +61,8 @@ class RunDashboard:
         Return whether there is anything to show: False where the run's journal is on another
         machine.
         """
+        from isthmus.orchestrator.dashboard.access import TOKEN_VARIABLE
+
         if folder.state is None:
             return False
         descriptor = self.listener.fileno()
@@ -73,6 +78,7 @@ class RunDashboard:
                 stdin=subprocess.DEVNULL,
                 stdout=lines,
                 stderr=lines,
+                env={**os.environ, TOKEN_VARIABLE: self.token},  # others see command lines
                 pass_fds=(descriptor,),
                 start_new_session=True,  # a terminal's Ctrl-C and hang-up are not for it
             )
@@ -87,6 +93,7 @@ def run_dashboard(home: Path, run_id: str) -> Iterator[RunDashboard]:
         CommandError: what the dashboard needs is not installed.
     """
     require_dashboard()
+    from isthmus.orchestrator.dashboard.access import new_token
     from isthmus.orchestrator.dashboard.server import listen
 
     try:
@@ -94,4 +101,4 @@ def run_dashboard(home: Path, run_id: str) -> Iterator[RunDashboard]:
     except OSError:
         listener = listen(HOST, 0)
     with listener:
-        yield RunDashboard(listener, home, run_id)
+        yield RunDashboard(listener, home, run_id, new_token())

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from isthmus.orchestrator.dashboard.access import Access
+from isthmus.orchestrator.dashboard.access import TOKEN_VARIABLE, Access
 from isthmus.orchestrator.dashboard.server import IDLE_S, serve
 from isthmus.orchestrator.interruption import INTERRUPTION, Interrupted, run_command
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         contextlib.suppress(Interrupted),
     ):
         host, port = listener.getsockname()[:2]
-        access = Access(host, port, token="")
+        access = Access(host, port, os.environ.pop(TOKEN_VARIABLE))
         run_command(lambda: serve(listener, access, options.home, None, options.run, options.idle))
     return 0
 

@@ -3,8 +3,9 @@
 - Only GET and HEAD. Nothing can be changed, unless the operator has allowed actions.
 - The Host header must name this server. Else a page from elsewhere could have its own name resolve
   to this address, and read what is here (DNS rebinding).
-- Where others can reach the address, or when asked for, a token: in the address that is printed,
-  then in a cookie, or as `Authorization: Bearer`.
+- A token, unless the operator does without: in the address that is printed, or as `Authorization:
+  Bearer`. A browser gets a session for it: a cookie, at a path that nobody guesses. Browsers send a
+  host's cookies to all of its ports, and so to other users' servers; not those of such a path.
 - An action is a POST to one of its addresses, always with the token. A browser, which sends its
   cookie whoever has it ask, must also say that a page of ours asks (Origin), and show what only
   such a page has (ACTION_HEADER). So nobody else's page can have it act (CSRF).
@@ -20,8 +21,8 @@ import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qs
+from html import escape
+from urllib.parse import parse_qs, quote
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -39,13 +40,15 @@ HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
 }
 TOKEN_BYTES = 24
+TOKEN_VARIABLE = "ISTHMUS_DASHBOARD_TOKEN"  # noqa: S105 - the variable's name
+"""Environment variable by which `launch` hands the token over: others see command lines."""
 ACTION_PREFIX = "/actions/"
 ACTION_HEADER = "x-isthmus-action"
 """Header with what pages were given for actions."""
 _MOVED = (
     '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>isthmus</title>'
-    '<link rel="icon" href="data:,"><meta http-equiv="refresh" content="0;url=/"></head>'
-    '<body><p><a href="/">To the dashboard</a></p></body></html>'
+    '<link rel="icon" href="data:,"><meta http-equiv="refresh" content="0;url={0}"></head>'
+    '<body><p><a href="{0}">To the dashboard</a></p></body></html>'
 )
 """A page of our own, not a redirect: a browser withholds a SameSite=Strict cookie from one that
 another site's link has led to."""
@@ -83,8 +86,17 @@ class Access:
 
     @property
     def cookie(self) -> str:
-        """The cookie's name; browsers do not keep those of a machine's ports apart."""
-        return f"isthmus_dashboard_{self.port}"
+        """The session's cookie, as NAME=VALUE; browsers do not keep a machine's ports apart."""
+        return f"isthmus_dashboard_{self.port}={self._derived(b'session')}"
+
+    @property
+    def root(self) -> str:
+        """The path below which a browser's session is."""
+        return f"/{self._derived(b'path')}" if self.token else ""
+
+    def _derived(self, purpose: bytes) -> str:
+        """Return what the token is good for, without the token."""
+        return hmac.new(self.token.encode(), purpose, hashlib.sha256).hexdigest()
 
     def knows_host(self, header: str) -> bool:
         """Whether a Host header names this server. Its port may be another: a tunnel's."""
@@ -103,7 +115,7 @@ class Access:
         """What a page shows beside the cookie, to act; empty: nothing can be done."""
         if not self.allows_actions:
             return ""
-        return hmac.new(self.token.encode(), b"actions", hashlib.sha256).hexdigest()
+        return self._derived(b"actions")
 
     def is_own_page(self, headers: Mapping[str, str]) -> bool:
         """Whether a page of this server asks, and has what such a page was given."""
@@ -155,51 +167,57 @@ class Guard:
                     headers[name] = value
             await send(message)
 
-        answer = self._refusal(scope) or self._application
+        root, path = self._access.root, scope["path"]
+        is_session = bool(root) and path.startswith(f"{root}/")
+        if is_session:
+            scope = {**scope, "path": path.removeprefix(root)}
+        answer = self._refusal(scope, is_session=is_session) or self._application
         await answer(scope, receive, send_with_headers)
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    def _refusal(self, scope: Scope, *, is_session: bool) -> Response | None:
+        access = self._access
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
-        if not self._access.knows_host(headers.get("host", "")):
+        if not access.knows_host(headers.get("host", "")):
             return PlainTextResponse("This server has another name: --name allows one.\n", 421)
+        has_session = is_session and self._has_cookie(scope)
         if scope["method"] not in {"GET", "HEAD"}:
-            return self._refused_action(scope, headers)
-        if not self._access.token:
+            return self._refused_action(scope, headers, has_session=has_session)
+        if not access.token or has_session or access.is_token(_bearer(headers)):
             return None
         query = parse_qs(scope["query_string"].decode("latin-1"))
-        if self._access.is_token(query.get("token", [None])[0]):
-            answer = HTMLResponse(_MOVED)
-            answer.set_cookie(
-                self._access.cookie, self._access.token, httponly=True, samesite="strict"
-            )
+        if access.is_token(query.get("token", [None])[0]):
+            answer = HTMLResponse(_MOVED.format(escape(access.root + quote(scope["path"]))))
+            name, _, value = access.cookie.partition("=")
+            answer.set_cookie(name, value, path=access.root, httponly=True, samesite="strict")
             return answer
-        if self._access.is_token(_bearer(headers)) or self._access.is_token(
-            self._of_cookie(headers)
-        ):
-            return None
         return PlainTextResponse(_NO_TOKEN, 401)
 
-    def _refused_action(self, scope: Scope, headers: Mapping[str, str]) -> Response | None:
+    def _refused_action(
+        self, scope: Scope, headers: Mapping[str, str], *, has_session: bool
+    ) -> Response | None:
         """Refuse what would change something, unless whoever asks may."""
         is_action = scope["method"] == "POST" and scope["path"].startswith(ACTION_PREFIX)
         if not self._access.allows_actions or not is_action:
             return PlainTextResponse("Nothing can be changed here.\n", 405, {"Allow": "GET, HEAD"})
         if self._access.is_token(_bearer(headers)):
             return None  # no browser sends this by itself
-        if not self._access.is_token(self._of_cookie(headers)):
+        if not has_session:
             return PlainTextResponse(_NO_TOKEN, 401)
         if not self._access.is_own_page(headers):
             return PlainTextResponse("Only a page of this dashboard can ask for that.\n", 403)
         return None
 
-    def _of_cookie(self, headers: Mapping[str, str]) -> str | None:
-        try:
-            morsel = SimpleCookie(headers.get("cookie", "")).get(self._access.cookie)
-        except CookieError:
-            return None
-        return None if morsel is None else morsel.value
+    def _has_cookie(self, scope: Scope) -> bool:
+        """Whether the session's cookie is among those sent, whatever other servers have set."""
+        expected = self._access.cookie.encode()
+        sent = (value for name, value in scope["headers"] if name == b"cookie")
+        return any(
+            hmac.compare_digest(each.strip(), expected)
+            for value in sent
+            for each in value.split(b";")
+        )
 
 
 def _bearer(headers: Mapping[str, str]) -> str | None:

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from isthmus.orchestrator.client.run_reader import TERMINAL
 from isthmus.orchestrator.coordinator.journal import JournalError
 from isthmus.orchestrator.dashboard import pages
+from isthmus.orchestrator.dashboard.access import Access
 from isthmus.orchestrator.dashboard.actions import ACTIONS, Attempt, RunActions
 from isthmus.orchestrator.dashboard.pages import Parts
 from isthmus.orchestrator.dashboard.prepared import Answer, PreparedAnswers
@@ -63,7 +64,7 @@ class _Page:
 
 
 def make_application(
-    library: RunLibrary, prepared: PreparedAnswers, actions: RunActions | None, action_token: str
+    library: RunLibrary, prepared: PreparedAnswers, actions: RunActions | None, access: Access
 ) -> Starlette:
     """Return the application, which reads what `library` has.
 
@@ -71,9 +72,9 @@ def make_application(
         library: The runs.
         prepared: Keeps what was made of them.
         actions: Does what pages ask for; None: nothing.
-        action_token: What pages show to have it done.
+        access: What pages show to have it done, and whether anybody sees them.
     """
-    answers = _Answers(library, prepared, actions, action_token)
+    answers = _Answers(library, prepared, actions, access)
     return Starlette(
         routes=[
             Route("/", answers.list_page),
@@ -97,16 +98,16 @@ class _Answers:
         library: RunLibrary,
         prepared: PreparedAnswers,
         actions: RunActions | None,
-        action_token: str,
+        access: Access,
     ) -> None:
         self._library, self._prepared = library, prepared
-        self._actions, self._action_token = actions, action_token
+        self._actions, self._access = actions, access
 
     # ------------------------------------------------------------ pages
 
     def list_page(self, _: Request) -> Response:
         parts = self._list_parts()
-        return self._html(pages.list_title(), "/live", _tag(parts), parts)
+        return self._html(pages.list_title(), "", "live", _tag(parts), parts)
 
     def list_live(self, request: Request) -> Response:
         return _live(request, pages.list_title(), self._list_parts(), has_ended=False)
@@ -118,11 +119,12 @@ class _Answers:
     def run_page(self, request: Request) -> Response:
         window = _window(request)
         made = self._page(request, window)
-        live = f"/live/{request.path_params['run_id']}?{window.query}"
-        return self._html(made.title, live, made.tag, made.parts)
+        live = f"live/{request.path_params['run_id']}?{window.query}"
+        return self._html(made.title, pages.UP, live, made.tag, made.parts)
 
-    def _html(self, title: str, live: str, tag: str, parts: Parts) -> Response:
-        return HTMLResponse(pages.page(title, live, tag, parts, self._action_token))
+    def _html(self, title: str, up: str, live: str, tag: str, parts: Parts) -> Response:
+        token, is_open = self._access.action_token, not self._access.token
+        return HTMLResponse(pages.page(title, up, live, tag, parts, token, is_open=is_open))
 
     def run_live(self, request: Request) -> Response:
         made = self._page(request, _window(request))
@@ -265,5 +267,6 @@ def _unreadable(request: Request, error: Exception) -> Response:
 def _refused(request: Request, words: str, status: int) -> Response:
     if not request.url.path.startswith("/runs/") and request.url.path != "/":
         return _Json({"error": words}, status)
-    parts = {"error": pages.refused(words)}
-    return HTMLResponse(pages.page("isthmus", "/live", "", parts), status)
+    up = pages.UP if request.url.path.startswith("/runs/") else ""
+    parts = {"error": pages.refused(words, up)}
+    return HTMLResponse(pages.page("isthmus", up, "live", "", parts), status)

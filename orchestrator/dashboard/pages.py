@@ -53,21 +53,36 @@ MAX_MARKS = 12
 _STATES = {"ACTIVE": "good", **STATE_CLASSES}
 
 
-def page(title: str, live: str, tag: str, parts: Parts, action_token: str = "") -> str:
+UP = "../"
+"""From a run's page to the list of runs. All links are relative: the path before them varies."""
+
+
+def page(
+    title: str,
+    up: str,
+    live: str,
+    tag: str,
+    parts: Parts,
+    action_token: str = "",
+    *,
+    is_open: bool = False,
+) -> str:
     """Return a page.
 
     Args:
         title: What it is called.
-        live: The address of its parts.
+        up: The way to the list of runs: UP, or nothing.
+        live: The address of its parts, from there.
         tag: The ETag of these parts.
         parts: What stands on it, in order.
         action_token: What it shows to have something done; empty: it is read-only.
+        is_open: Whether it is shown to whoever reaches it, without a token.
     """
     body = join(
         element("a", "To the figures", href="#figures", class_="skip"),
         element(
             "header",
-            element("p", element("a", "isthmus dashboard", href="/")),
+            element("p", element("a", "isthmus dashboard", href=up or "./")),
             element("p", "", id="connection", role="status"),
             element("button", "Dark", id="theme", type="button", hidden=True),
             class_="top",
@@ -77,7 +92,7 @@ def page(title: str, live: str, tag: str, parts: Parts, action_token: str = "") 
             *(element("div", part, id=f"part-{name}") for name, part in parts.items()),
             id="figures",
             tabindex="-1",
-            data_live=live,
+            data_live=up + live,
             data_tag=tag,
             data_action_token=action_token or None,
         ),
@@ -85,11 +100,12 @@ def page(title: str, live: str, tag: str, parts: Parts, action_token: str = "") 
         element(
             "footer",
             "" if action_token else "Read-only. ",
+            "Without a token: every user of this machine can read it. " if is_open else "",
             "Figures as JSON: ",
-            element("a", "/api/runs", href="/api/runs"),
+            element("a", "/api/runs", href=f"{up}api/runs"),
         ),
-        element("script", src="/assets/page.js"),
-        element("script", src="/assets/dashboard.js"),
+        element("script", src=f"{up}assets/page.js"),
+        element("script", src=f"{up}assets/dashboard.js"),
     )
     head = element(
         "head",
@@ -97,8 +113,8 @@ def page(title: str, live: str, tag: str, parts: Parts, action_token: str = "") 
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("title", title),
         element("link", rel="icon", href="data:,"),
-        element("link", rel="stylesheet", href="/assets/page.css"),
-        element("link", rel="stylesheet", href="/assets/dashboard.css"),
+        element("link", rel="stylesheet", href=f"{up}assets/page.css"),
+        element("link", rel="stylesheet", href=f"{up}assets/dashboard.css"),
     )
     return f"<!doctype html>\n{element('html', head, element('body', body), lang='en')}\n"
 
@@ -132,7 +148,7 @@ def actions(view: Mapping[str, Any], attempt: Attempt | None) -> Markup:
             action.label,
             type="button",
             disabled=is_busy,
-            data_action=f"/actions/{quote(view['run_id'])}/{name}",
+            data_action=f"{UP}actions/{quote(view['run_id'])}/{name}",
             data_title=action.title,
             data_words=action.words if keeps else "It keeps no checkpoints: its training is lost.",
         )
@@ -182,7 +198,7 @@ def _run_link(view: Mapping[str, Any]) -> Markup:
     words = formats.words(view["name"]) or view["run_id"]
     more = f" {view['run_id']}" if words != view["run_id"] else ""
     return join(
-        element("a", words, href=f"/runs/{quote(view['run_id'])}"),
+        element("a", words, href=f"runs/{quote(view['run_id'])}"),
         element("small", more) if more else None,
     )
 
@@ -462,7 +478,7 @@ def _link_facts(link: Mapping[str, Any], out: Mapping[str, str], *, has_ended: b
 def _windows(view: Mapping[str, Any], window: Window) -> Markup:
     """Return which steps can be shown, by links and by a form that needs no script."""
     choices = (("Whole run", Window()), ("Newest steps", Window(is_newest=True)))
-    address = f"/runs/{quote(view['run_id'])}"
+    address = f"{UP}runs/{quote(view['run_id'])}"
     links = [
         element(
             "a",
@@ -694,10 +710,10 @@ def _plan(view: Mapping[str, Any]) -> Markup:
     )
 
 
-def refused(words: str) -> Markup:
-    """Return what stands in place of a page that there is not."""
+def refused(words: str, up: str) -> Markup:
+    """Return what stands in place of a page that there is not; `up`: the way to the list."""
     return join(
         element("h1", "Nothing to show"),
         element("p", words, class_="reason"),
-        element("p", element("a", "All runs", href="/")),
+        element("p", element("a", "All runs", href=up or "./")),
     )

@@ -68,7 +68,7 @@ async def serve(
         actions = None
         if access.allows_actions:
             actions = held.enter_context(contextlib.closing(RunActions(home, state)))
-        application = make_application(library, prepared, actions, access.action_token)
+        application = make_application(library, prepared, actions, access)
         visits = _Visits(Guard(application, access))
         config = uvicorn.Config(
             visits,

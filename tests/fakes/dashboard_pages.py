@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ CHROMIUM = next(
 )
 WAIT_MS = 20_000
 WIDTHS = {"desktop": (1400, 900), "phone": (390, 800)}
+SESSION = re.compile(r"/[0-9a-f]{64}/")
+"""What is in an address once a token has opened it."""
 Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 
@@ -66,6 +69,8 @@ def opened(
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.goto(url)
+        if "?token=" in url:
+            page.wait_for_url(SESSION)
         with pictured(page, pictures / f"{width}-{scheme}.png"):
             yield page
             origin = "/".join(url.split("/")[:3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,6 +63,14 @@ class Served:
             return Answer(answer.status, found, answer.read())
         finally:
             connection.close()
+
+
+def session_of(served: Served, address: str) -> tuple[str, str]:
+    """Open an address with a token, as a browser does; return where it leads, and the cookie."""
+    answer = served.get(address)
+    found = re.search(r"0;url=(/[^\"]+)", answer.text)
+    assert found is not None, answer
+    return found[1], answer.headers["set-cookie"].partition(";")[0]
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.fakes.dashboards import growing_run
@@ -43,7 +44,11 @@ def started(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=WITHIN_S) as answer:
+    """Return what is at an address; a token in it is shown by a header, as programs do."""
+    address, _, token = url.partition("?token=")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(address, headers=headers)
+    with urllib.request.urlopen(request, timeout=WITHIN_S) as answer:
         return str(answer.read().decode())
 
 
@@ -57,6 +62,8 @@ def test_the_first_line_is_the_address_until_a_signal(
         url = process.stdout.readline().strip()
         assert url.startswith("http://127.0.0.1:")
         assert "hello-wan" in read(url)
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            read(url.partition("?")[0])
         process.send_signal(signum)
         out, err = process.communicate(timeout=WITHIN_S)
         assert (process.returncode, out, err) == (status, "", "")
@@ -72,6 +79,16 @@ def test_where_others_can_reach_it_the_address_has_a_token(tmp_path: Path) -> No
         assert read(url)
         with pytest.raises(urllib.error.HTTPError, match="401"):
             read(url.partition("?")[0])
+
+
+def test_a_token_can_be_done_without_on_loopback_only(tmp_path: Path) -> None:
+    with started(tmp_path, "--no-token") as process:
+        assert process.stdout is not None
+        assert "every user of this machine can read it" in read(process.stdout.readline().strip())
+    for words in (["--host", "0.0.0.0"], ["--allow-actions"]):
+        with started(tmp_path, "--no-token", *words) as process:
+            assert process.stdout is not None
+            assert "?token=" in process.stdout.readline()
 
 
 def test_a_port_that_is_taken_and_an_address_of_another_machine(tmp_path: Path) -> None:
@@ -117,7 +134,7 @@ def test_launch_has_it_beside_the_run_which_it_outlives(run: Bench) -> None:
     first = following.stderr.readline().strip()
     assert following.stdout.readline().strip() == "r"
     assert first.startswith("dashboard: http://127.0.0.1:"), first
-    assert first.endswith("/runs/r")
+    assert "/runs/r?token=" in first
     url = first.removeprefix("dashboard: ")
     assert "run r" in read(url)
     run.wait_for("ranks", lambda: bool(run.pids("isthmus.sites.launcher.rank")))
@@ -128,6 +145,10 @@ def test_launch_has_it_beside_the_run_which_it_outlives(run: Bench) -> None:
     run.isthmus("wait", "r", "--timeout", "60s").check(6)
     assert "CANCELLED" in read(url)
     (pid,) = run.pids("isthmus.orchestrator.dashboard")
+    token = url.partition("?token=")[2]
+    assert not [each for each in psutil.Process(pid).cmdline() if token in each]
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        read(url.partition("?")[0])
     os.kill(pid, signal.SIGTERM)
     run.wait_for_nothing_left(30)
     assert (run.run_folder("r") / "dashboard.log").read_text() == ""
@@ -142,10 +163,14 @@ def test_the_dashboard_of_a_run_ends_once_it_is_over_and_nobody_looks(tmp_path: 
             *("--home", str(tmp_path), "--listener", str(descriptor), "--idle", "0"),
         ]
         process = subprocess.Popen(
-            command, pass_fds=(descriptor,), stderr=subprocess.PIPE, text=True
+            command,
+            env={**os.environ, "ISTHMUS_DASHBOARD_TOKEN": "of-this-test"},
+            pass_fds=(descriptor,),
+            stderr=subprocess.PIPE,
+            text=True,
         )
         try:
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}/runs/g1"
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}/runs/g1?token=of-this-test"
             assert "ACTIVE" in read(url)
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(2.5)  # the run goes on

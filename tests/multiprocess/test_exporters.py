@@ -35,7 +35,7 @@ def test_every_tool_has_the_figures_of_the_runs_files(
     with receiving() as collector, receiving() as hook:
         section = (
             "exporters:\n"
-            "  prometheus: {port: 0}\n"
+            "  prometheus: {port: 0, open: true}\n"
             f"  otlp: {{endpoint: '{collector.url}', every: 1s, traces: true}}\n"
             "  tensorboard: {folder: tb}\n"
             "  wandb: {mode: offline}\n"
@@ -130,7 +130,7 @@ def test_after_a_killed_coordinator_every_step_is_there_once(run: Bench) -> None
     with receiving() as hook:
         section = (
             "exporters:\n"
-            "  prometheus: {port: 0}\n"
+            "  prometheus: {port: 0, open: true}\n"
             "  tensorboard: {folder: tb}\n"
             f"  webhook: {{url: '{hook.url}', on: [lost, failure, end]}}\n"
         )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import http.client
+import re
+from http.cookies import SimpleCookie
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 
-from tests.fakes.dashboards import Served, growing_run, serving
+from tests.fakes.dashboards import Served, growing_run, serving, session_of
 
 pytestmark = pytest.mark.slow
 
@@ -41,18 +45,76 @@ def test_the_token_opens_and_nothing_else_does(tmp_path: Path) -> None:
     with serving(tmp_path, token=TOKEN) as served:
         for path in ("/", "/api/runs", "/live", "/assets/page.js", "/?token=wrong", "/?token="):
             assert served.get(path).status == 401, path
-        opened = served.get(f"/?token={TOKEN}")
-        assert opened.status == 200
-        cookie = opened.headers["set-cookie"]
-        assert "HttpOnly" in cookie
-        assert "samesite=strict" in cookie.lower()
-        assert TOKEN not in opened.text
-        value = cookie.partition(";")[0]
-        assert served.get("/api/runs", cookie=value).status == 200
-        assert served.get("/api/runs", cookie=value[:-1]).status == 401
-        assert served.get("/api/runs", cookie=f"isthmus_dashboard_1={TOKEN}").status == 401
+        root, value = session_of(served, f"/?token={TOKEN}")
+        assert served.get(f"{root}api/runs", cookie=value).status == 200
+        assert served.get(f"{root}api/runs", cookie=value[:-1]).status == 401
+        assert served.get(f"{root}api/runs", cookie=f"isthmus_dashboard_1={TOKEN}").status == 401
         assert served.get("/api/runs", authorization=f"Bearer {TOKEN}").status == 200
         assert served.get("/api/runs", authorization="Bearer caf\u00e9").status == 401
+
+
+def test_what_other_ports_of_the_host_get_of_a_browser_opens_nothing(tmp_path: Path) -> None:
+    """A browser sends a cookie to each port of its host, below the cookie's path."""
+    with serving(tmp_path, token=TOKEN) as served:
+        answer = served.get(f"/?token={TOKEN}")
+        cookie = SimpleCookie(answer.headers["set-cookie"])
+        (session,) = cookie.values()
+        assert session["httponly"]
+        assert session["samesite"].lower() == "strict"
+        assert TOKEN not in answer.headers["set-cookie"]
+        assert len(session["path"]) > 40
+        # Who got it by chance knows neither the token nor the path.
+        sent = f"{session.key}={session.value}"
+        for path in ("/", "/api/runs", "/live", f"/?token={session.value}"):
+            assert served.get(path, cookie=sent).status == 401, path
+        assert served.get("/api/runs", authorization=f"Bearer {session.value}").status == 401
+        # And who knows the path alone, as from a history, has no session.
+        assert served.get(f"{session['path']}/api/runs").status == 401
+        assert served.get(f"{session['path']}x/api/runs", cookie=sent).status == 401
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        "prefs=k v",
+        "a",
+        "=",
+        "a=b;;c",
+        'q="unclosed',
+        "isthmus_dashboard_{port}=forged",
+        "\xff=\xe9",
+    ],
+)
+def test_other_servers_cookies_lock_nobody_out(tmp_path: Path, foreign: str) -> None:
+    with serving(tmp_path, token=TOKEN) as served:
+        root, value = session_of(served, f"/?token={TOKEN}")
+        other = foreign.format(port=served.port)
+        for sent in (f"{other}; {value}", f"{value}; {other}", f"{other};{value}; {other}"):
+            assert served.get(f"{root}api/runs", cookie=sent).status == 200, sent
+
+
+def test_a_page_leads_on_below_the_session_s_path(tmp_path: Path) -> None:
+    """The links of a page as a browser resolves them, and what the script asks for."""
+    with growing_run(tmp_path) as run, serving(tmp_path, token=TOKEN) as served:
+        run.take_steps(2)
+        address, value = session_of(served, f"/runs/g1?token={TOKEN}")
+        assert address.endswith("/runs/g1")
+        root = address.removesuffix("runs/g1")
+        for at in (address, root, f"{root}runs/absent"):
+            page = served.get(at, cookie=value).text
+            links = re.findall(r'(?:href|src|data-live|action)="([^"#:]+)"', page)
+            assert links
+            for link in links:
+                to = urljoin(at, html.unescape(link))
+                assert served.get(to, cookie=value).status == 200, (at, link)
+
+
+def test_without_a_token_the_page_says_who_can_read_it(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        assert "every user of this machine can read it" in served.get("/").text
+    with serving(tmp_path, token=TOKEN) as served:
+        root, value = session_of(served, f"/?token={TOKEN}")
+        assert "every user" not in served.get(root, cookie=value).text
 
 
 def test_nothing_can_be_changed(tmp_path: Path) -> None:

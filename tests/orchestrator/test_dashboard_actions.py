@@ -12,7 +12,7 @@ from isthmus.orchestrator.dashboard.actions import Attempt, RunActions
 from isthmus.orchestrator.dashboard.run_places import RunPlace
 from isthmus.protos.control.v1 import control_pb2
 from tests.cli.runs import a_run, announce
-from tests.fakes.dashboards import Answer, GrowingRun, Served, growing_run, serving
+from tests.fakes.dashboards import Answer, GrowingRun, Served, growing_run, serving, session_of
 from tests.fakes.recorded_runs import record_run
 from tests.fakes.scripted_coordinator import ScriptedCoordinator
 from tests.fakes.scripted_coordinator import serving as coordinating
@@ -39,8 +39,8 @@ def served(run: GrowingRun, tmp_path: Path) -> Iterator[Served]:
 
 def from_page(served: Served, path: str = STOP, **changed: str) -> Answer:
     """Ask as the run's page does, but for some headers."""
-    cookie = served.get(f"/?token={TOKEN}").headers["set-cookie"].partition(";")[0]
-    page = served.get("/runs/g1", cookie=cookie).text
+    root, cookie = session_of(served, f"/?token={TOKEN}")
+    page = served.get(f"{root}runs/g1", cookie=cookie).text
     shown = page.partition('data-action-token="')[2].partition('"')[0]
     headers = {
         "cookie": cookie,
@@ -50,7 +50,7 @@ def from_page(served: Served, path: str = STOP, **changed: str) -> Answer:
         "x_isthmus_action": shown,
     }
     given = {name: value for name, value in {**headers, **changed}.items() if value}
-    return served.get(path, method="POST", **given)
+    return served.get(root + path.removeprefix("/"), method="POST", **given)
 
 
 def last_attempt(served: Served) -> str:

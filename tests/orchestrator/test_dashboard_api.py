@@ -113,7 +113,7 @@ def test_a_part_of_the_steps(tmp_path: Path) -> None:
         assert part["steps"]["step"] == list(range(101, 221))
         assert part["losses"]["step"][-1] == 220
         page = served.get("/runs/r1?first=101&last=220").text
-        assert 'data-live="/live/r1?first=101&amp;last=220"' in page
+        assert 'data-live="../live/r1?first=101&amp;last=220"' in page
         assert 'name="first" min="0" value="101"' in page
         for odd in ("first=-1", "first=x", "last=" + "9" * 40, "first=5&last=1", "first=99999"):
             assert served.get(f"/runs/r1?{odd}").status == 200, odd

@@ -118,7 +118,6 @@ def test_the_address_with_the_token_opens_it(browser: Browser, tmp_path: Path) -
         serving(tmp_path, token="of-this-test") as served,
         opened(browser, f"{served.url}/?token=of-this-test", tmp_path) as page,
     ):
-        page.wait_for_url(f"{served.url}/")
         shows(page, "runs", "hello-wan")
         page.get_by_role("link", name="hello-wan").click()
         says(page, "ended")
@@ -148,8 +147,7 @@ def test_a_run_is_stopped_only_when_that_is_confirmed(browser: Browser, tmp_path
         announce(run.folder, address)
         url = f"{served.url}/?token=of-this-test"
         with opened(browser, url, tmp_path, width="phone", bypass_csp=True) as page:
-            page.wait_for_url(f"{served.url}/")
-            page.goto(f"{served.url}/runs/g1")
+            page.goto(f"{page.url}runs/g1")
             says(page, "live")
             page.get_by_role("button", name="Stop…", exact=True).click()
             asked = page.get_by_role("dialog", name="Stop this run?")

@@ -22,6 +22,7 @@ import pytest
 from isthmus.orchestrator.coordinator.journal import Journal, JournalReader
 from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.exporters import libraries
+from isthmus.orchestrator.exporters.prometheus import page_token_path
 from isthmus.orchestrator.exporters.run_follower import POSITION
 from isthmus.orchestrator.run_folder.home import RunFolder
 from isthmus.orchestrator.run_folder.run_files import RunFiles
@@ -164,7 +165,9 @@ def page(caplog: pytest.LogCaptureFixture, number: int = 0) -> str:
 
 
 def value(url: str, name: str) -> float | None:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    headers = {"Authorization": f"Bearer {page_token_path().read_text()}"}
+    request = urllib.request.Request(url, headers=headers)
+    with urllib.request.urlopen(request, timeout=10) as answer:
         text = answer.read().decode()
     found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
     return None if found is None else float(found[1])

@@ -24,7 +24,7 @@ from tests.fakes.worlds import JOB, topology
 
 ALL = """\
 exporters:
-  prometheus: {host: 0.0.0.0, port: 9999}
+  prometheus: {host: 0.0.0.0, port: 9999, open: true}
   otlp: {endpoint: "http://collector:4318", every: 5s}
   tensorboard: {folder: tb}
   wandb: {project: p, mode: offline}
@@ -45,7 +45,7 @@ def test_nothing_is_exported_unless_asked() -> None:
 
 def test_all_keys_and_their_defaults() -> None:
     assert job(ALL).exporters == Exporters(
-        prometheus=Prometheus(host="0.0.0.0", port=9999),
+        prometheus=Prometheus(host="0.0.0.0", port=9999, is_open=True),
         otlp=Otlp(endpoint="http://collector:4318", every_s=5.0),
         tensorboard=TensorBoard(folder="tb"),
         wandb=Wandb(project="p", mode="offline"),

@@ -16,7 +16,7 @@ from isthmus.topology.documents.resolve import resolve
 from isthmus.topology.models.exporters_model import ExportersModel
 from isthmus.topology.models.job_model import CheckpointModel, JobModel, PlanModel, ReductionModel
 from isthmus.topology.models.topology_model import TopologyModel
-from isthmus.topology.spec.exporters import Exporters, Otlp
+from isthmus.topology.spec.exporters import Exporters, Otlp, Prometheus
 from isthmus.topology.spec.job import Checkpoint, Exchange, Job, Placed, Probe, Reduction, Trainer
 from isthmus.topology.spec.job_environment import Variable
 from isthmus.topology.spec.json_fields import read_json
@@ -171,7 +171,12 @@ def _wishes(written: PlanModel) -> PlanWishes:
 
 def _exporters(written: ExportersModel) -> Exporters:
     otlp = None if written.otlp is None else _made(Otlp, written.otlp, every="every_s")
-    return dataclasses.replace(_made(Exporters, written, without="otlp"), otlp=otlp)
+    page = written.prometheus
+    return dataclasses.replace(
+        _made(Exporters, written, without={"otlp", "prometheus"}),
+        otlp=otlp,
+        prometheus=None if page is None else _made(Prometheus, page, open="is_open"),
+    )
 
 
 def _checkpoint(written: CheckpointModel) -> Checkpoint:
@@ -182,10 +187,10 @@ def _checkpoint(written: CheckpointModel) -> Checkpoint:
     )
 
 
-def _made(kind: type[T], written: BaseModel, *, without: str = "", **with_unit: str) -> T:
+def _made(kind: type[T], written: BaseModel, *, without: str | set[str] = "", **renamed: str) -> T:
     """Convert a section to a dataclass with fields of the same names.
 
-    `with_unit` gives fields whose names add a unit; the key `without` keeps its default.
+    `renamed` gives fields of other names, as with a unit; keys `without` keep their defaults.
     """
-    fields = written.model_dump(exclude={without})
-    return read_json(kind, {with_unit.get(key, key): value for key, value in fields.items()})
+    fields = written.model_dump(exclude={without} if isinstance(without, str) else without)
+    return read_json(kind, {renamed.get(key, key): value for key, value in fields.items()})

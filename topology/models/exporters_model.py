@@ -58,11 +58,14 @@ HttpUrl = Annotated[
 class PrometheusModel(Strict):
     """A page that a Prometheus server scrapes: http://HOST:PORT/metrics."""
 
-    host: Annotated[
-        Word, Field(description="Address to listen at; 0.0.0.0: all, and whoever reaches it reads.")
-    ] = _PROMETHEUS.host
+    host: Annotated[Word, Field(description="Address to listen at; 0.0.0.0: all.")] = (
+        _PROMETHEUS.host
+    )
     port: Annotated[int, Field(ge=0, le=65535, description="0: any that is free.")] = (
         _PROMETHEUS.port
+    )
+    open: Annotated[bool, Field(description="Whoever reaches it reads it, without a token.")] = (
+        _PROMETHEUS.is_open
     )
 
 

@@ -24,6 +24,8 @@ class Prometheus:
     """The address that it listens at."""
     port: int = 9464
     """0: any that is free."""
+    is_open: bool = False
+    """Whether whoever reaches the page reads it, without a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
