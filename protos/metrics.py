@@ -170,6 +170,8 @@ WHY = "why"
 
 # kind "machine": labels, and DEVICE; absent: not known
 HOST = "host"
+BOOT = "boot"
+"""Which start of which kernel: equal where sites share a machine, whatever their hosts' names."""
 CPU = "cpu"
 """The CPU's name."""
 CORES = "cores"

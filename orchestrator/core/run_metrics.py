@@ -113,6 +113,8 @@ class RunMetrics:
         self._is_brief = is_brief
         self._noise_scale = NoiseScale()
         self._slow_sites, self._slow_ranks = SlowSites(), SlowRanks()
+        self._machines: dict[str, tuple[str, str]] = {}
+        """What tells a site's machine from others, and its name, by site."""
         self._members = frozenset(sites)
         self.losses: list[tuple[int, float]] = []
         """Step, and the mean loss of its global batch, of the steps that were complete; ascending.
@@ -155,6 +157,8 @@ class RunMetrics:
             self.unigram_entropy = values.get(metrics.UNIGRAM_ENTROPY, self.unigram_entropy)
         elif kind == metrics.MODEL:
             self._reports[site] = ModelReport.of(values, labels)
+        elif kind == metrics.MACHINE and (boot := labels.get(metrics.BOOT)):
+            self._machines[site] = boot, labels.get(metrics.HOST, "")
         elif kind == metrics.RANKS:
             self._slow_ranks.add(site, step, values, labels)
         elif kind == metrics.LINK and labels.get("source") == site:
@@ -274,13 +278,32 @@ class RunMetrics:
 
     @property
     def slow(self) -> Sequence[SlowPeriod]:
-        """When which site has kept the others waiting; the last one may go on."""
-        return self._slow_sites.periods
+        """Which sites have kept the others waiting, and how long."""
+        return self._accused(self._slow_sites.periods, self._slow_ranks.periods)[0]
 
     @property
     def slow_ranks(self) -> Sequence[SlowPeriod]:
-        """When which rank has kept others of its site waiting."""
-        return self._slow_ranks.periods
+        """Which ranks have kept others of their site waiting."""
+        return self._accused(self._slow_sites.periods, self._slow_ranks.periods)[1]
+
+    def _accused(
+        self, sites: Sequence[SlowPeriod], ranks: Sequence[SlowPeriod]
+    ) -> tuple[list[SlowPeriod], list[SlowPeriod]]:
+        """Return those to tell of, the most expensive first; of a machine that sites share, one."""
+        told: set[str] = set()
+        found: tuple[list[SlowPeriod], list[SlowPeriod]] = [], []
+        for kept, periods in zip(found, (sites, ranks), strict=True):
+            for period in sorted(periods, key=lambda each: -each.total_s):
+                boot, host = self._machines.get(period.site, ("", ""))
+                others = [name for name, at in self._machines.items() if boot and at[0] == boot]
+                period.shares_machine = len(others) > 1
+                if period.shares_machine:
+                    period.why = f"sites {', '.join(sorted(others))} share the machine {host}"
+                    if boot in told:
+                        continue
+                    told.add(boot)
+                kept.append(period)
+        return found
 
     def curve(self) -> list[float]:
         """Return the losses as at most CURVE_POINTS means of equal parts, of what is finite."""
@@ -295,11 +318,12 @@ class RunMetrics:
 
     def progress(self) -> dict[str, Any]:
         """Return what people see of the metrics, as JSON values."""
+        slow, slow_ranks = self._accused(self._slow_sites.now, self._slow_ranks.now)
         return {
             "totals": self.totals(),
             "loss_curve": self.curve(),
-            "slow": None if (slow := self._slow_sites.now) is None else _slow(slow),
-            "slow_ranks": [_slow(each) for each in self._slow_ranks.now[:MAX_SLOW_RANKS]],
+            "slow": _slow(slow[0]) if slow else None,
+            "slow_ranks": [_slow(each) for each in slow_ranks[:MAX_SLOW_RANKS]],
             "sites": {
                 name: {"step": site.step, "latest": {**site.latest, **self._latest_mfu(name)}}
                 for name, site in self.sites.items()
@@ -324,7 +348,7 @@ class RunMetrics:
         if not self._is_brief:
             self._noise_scale.add(site_name, step, values, self._members)
             self._slow_sites.add(site_name, step, values, self._members)
-            if (slow := self._slow_sites.now) is not None:
+            for slow in self._slow_sites.now:
                 slow.why = self._slow_ranks.why_slow(slow) or slow.why
         if metrics.LOSS in values:
             self._add_loss(site_name, step, values)

@@ -1,9 +1,8 @@
 """Finds the rank of a site that the site's other ranks wait for, and why sites are slow. Pure.
 
 A site's agent compares its ranks, over ten steps or more at a time. It tells which one is late,
-what that costs the others, and what explains it (sites/agent/rank_paces.py). A rank is slow from a
-tenth of a step on, until it costs less than a twentieth, or another one costs more: as sites are
-(orchestrator/core/slow_sites.py).
+what that costs the others, and what explains it (sites/agent/rank_paces.py). What a rank costs is
+added up, and told once it is much, as of sites (orchestrator/core/slow_sites.py).
 """
 
 from __future__ import annotations
@@ -11,12 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from isthmus.orchestrator.core.slow_sites import (
-    BEGIN_SHARE,
-    END_SHARE,
-    MAX_PERIODS,
-    SlowPeriod,
-)
+from isthmus.orchestrator.core.slow_sites import SlowAccounts, SlowPeriod
 from isthmus.protos import metrics
 from isthmus.topology.spec.slow_causes import PaceFacts, cause
 
@@ -33,16 +27,19 @@ class SlowRanks:
     """Takes what agents tell of their ranks."""
 
     def __init__(self) -> None:
-        self.periods: list[SlowPeriod] = []
-        """In the order of their beginnings; one of each site may go on."""
-        self._now: dict[str, SlowPeriod] = {}
+        self._accounts = SlowAccounts()
         self._facts: dict[str, PaceFacts] = {}
         """The latest of each site, on average over its ranks."""
 
     @property
+    def periods(self) -> Sequence[SlowPeriod]:
+        """The ranks that have cost others of their site much."""
+        return self._accounts.periods
+
+    @property
     def now(self) -> Sequence[SlowPeriod]:
-        """The ranks that are slow now, the most expensive first."""
-        return sorted(self._now.values(), key=lambda each: -each.share)
+        """Those that are slow now."""
+        return self._accounts.now
 
     def add(
         self, site: str, step: int, values: Mapping[str, float], labels: Mapping[str, str]
@@ -57,34 +54,22 @@ class SlowRanks:
             steal=values.get(metrics.STEAL),
             clock_hz=values.get(metrics.CLOCK_HZ),
         )
-        rank, num_steps = int(values[metrics.RANK_NUMBER]), int(values[metrics.NUM_STEPS])
+        late, num_steps = int(values[metrics.RANK_NUMBER]), int(values[metrics.NUM_STEPS])
         step_s, cost_s = values[metrics.STEP_S], max(0.0, values[metrics.COST_S])
-        share = cost_s / step_s if step_s > 0 else 0.0
-        now = self._now.get(site)
-        if now is not None and (rank != now.rank or share < END_SHARE):
-            self._now.pop(site).is_over = True
-            now = None
-        if now is None and share >= BEGIN_SHARE:
-            now = SlowPeriod(
-                site,
-                since_step=max(1, step - num_steps + 1),
-                last_step=step,
-                rank=rank,
-                node=labels.get(metrics.NODE, "")[:_MAX_WORDS],
-                host=labels.get(metrics.HOST, "")[:_MAX_WORDS],
-            )
-            self._now[site] = now
-            self.periods = [*self.periods, now][-MAX_PERIODS:]
-        if now is not None:
-            now.last_step = step
-            now.num_steps += num_steps
-            now.total_s += cost_s * num_steps
-            now.for_s += step_s * num_steps
-            now.why = labels.get(metrics.WHY, "")[:_MAX_WORDS] or now.why
+        share, first = cost_s / step_s if step_s > 0 else 0.0, max(1, step - num_steps + 1)
+        for rank in {late, *self._accounts.ranks_of(site)}:
+            who = SlowPeriod(site, first, step, rank=rank)
+            who.node = labels.get(metrics.NODE, "")[:_MAX_WORDS]
+            who.host = labels.get(metrics.HOST, "")[:_MAX_WORDS]
+            of_rank = share if rank == late else -share
+            period = self._accounts.add(who, num_steps, of_rank, step_s * num_steps)
+            if rank == late:
+                period.why = labels.get(metrics.WHY, "")[:_MAX_WORDS] or period.why
 
     def why_slow(self, slow: SlowPeriod) -> str:
         """Return what explains that a site is slow: a rank of it, or facts of all its ranks."""
-        if (rank := self._now.get(slow.site)) is not None and rank.rank is not None:
+        rank = next((each for each in self.now if each.site == slow.site), None)
+        if rank is not None:
             return f"its rank {rank.rank} is slow" + (f": {rank.why}" if rank.why else "")
         facts = dict(self._facts)
         mine = facts.pop(slow.site, None)

@@ -2,12 +2,12 @@
 
 A site's step says for how long it has waited for slower ones (WAIT_S). Who is late itself waits
 least: so what a site costs the others is how much longer they wait than it does, as the mean of
-them. One long step says little: a checkpoint or an evaluation may be in it. So a site is slow once
-the median of WINDOW steps has cost a tenth of a step, and is so until it costs less than a
-twentieth, or another costs more. Where sites meet once in several steps, these count as one.
+them; of one that waits longest it is below 0. One long step says little: a checkpoint or an
+evaluation may be in it. So the median of WINDOW steps counts. Where sites meet once in several
+steps, these count as one.
 
-A rank that is late inside its site makes the site late, too: orchestrator/core/slow_ranks.py tells
-which one it is.
+What sites cost is added up, and told once it is much: `SlowAccounts`. A rank that is late inside
+its site makes the site late, too: orchestrator/core/slow_ranks.py tells which one it is.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from isthmus.protos import metrics
 
 WINDOW = 10
 """Steps over which a site is judged."""
-BEGIN_SHARE = 0.10
-END_SHARE = 0.05
-"""Shares of a step that a site costs when it begins to be slow, and when it is no more."""
+LEAST_SHARE = 0.02
+LEAST_S = 30.0
+"""What somebody has to cost the others, as a share of the time and in all, to be told of."""
 OPEN_STEPS = 64
 """Steps of which some site's record may be missing."""
 MAX_PERIODS = 50
-"""Periods that are kept; the oldest go first."""
+"""Who is told of; the oldest go first."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class SlowPeriod:
     last_step: int
     num_steps: int = 0
     total_s: float = 0.0
-    """What it has cost each other site, on average, over all of these steps."""
+    """What it has cost each other site, on average, less what others have cost it."""
     for_s: float = 0.0
     """The time that those steps took."""
     is_over: bool = False
@@ -52,6 +52,8 @@ class SlowPeriod:
     """The node's name."""
     why: str = ""
     """What explains it, in words; empty: nothing that is known."""
+    shares_machine: bool = False
+    """Whether its site is on one machine with another: `why` says with which."""
 
     @property
     def who(self) -> str:
@@ -69,6 +71,90 @@ class SlowPeriod:
     def share(self) -> float:
         """The share of the others' time."""
         return self.total_s / self.for_s if self.for_s > 0 else 0.0
+
+    def count(self, last_step: int, num_steps: int, total_s: float, for_s: float) -> None:
+        """Add some steps."""
+        self.last_step = last_step
+        self.num_steps += num_steps
+        self.total_s += total_s
+        self.for_s += for_s
+
+
+@dataclass(slots=True)
+class _Account:
+    """What somebody costs the others."""
+
+    period: SlowPeriod
+    excess_s: float = 0.0
+    """Beyond LEAST_SHARE of the time."""
+    is_told: bool = False
+
+
+class SlowAccounts:
+    """Adds up what some cost each other; tells who costs much, once each.
+
+    An account is credited with what somebody costs the others, and charged with what they cost him
+    and with LEAST_SHARE of the time; it is closed at 0. So all times at which somebody is late
+    count together, those who are late in turn cancel out, and what has passed is forgotten: at most
+    LEAST_S are held against anybody.
+    """
+
+    def __init__(self) -> None:
+        self.periods: list[SlowPeriod] = []
+        """Of each who was told of, all his times in one."""
+        self._accounts: dict[tuple[str, int | None], _Account] = {}
+
+    @property
+    def now(self) -> Sequence[SlowPeriod]:
+        """Those that are slow now."""
+        return [each for each in self.periods if not each.is_over]
+
+    def add(self, who: SlowPeriod, num_steps: int, share: float, for_s: float) -> SlowPeriod:
+        """Take some steps of somebody, and return his period.
+
+        Args:
+            who: Who, and the first and the last of the steps.
+            num_steps: How many they are.
+            share: Of the others' time, what he has cost them; below 0: they have cost him.
+            for_s: The time of all these steps.
+        """
+        account = self._accounts.get((who.site, who.rank))
+        if account is None:
+            if share <= LEAST_SHARE:
+                return who
+            account = self._accounts[who.site, who.rank] = _Account(who)
+        period, excess_s = account.period, (share - LEAST_SHARE) * for_s
+        account.excess_s = min(LEAST_S, account.excess_s + excess_s)
+        period.count(who.last_step, num_steps, share * for_s, for_s)
+        period.is_over = share < LEAST_SHARE
+        if account.excess_s <= 0:
+            self._close(who.site, who.rank)
+        elif not account.is_told and period.total_s >= LEAST_S:
+            account.is_told = True
+            account.period = self._tell(period)
+        return account.period
+
+    def keep(self, sites: frozenset[str]) -> None:
+        """Others take part: forget those that do not."""
+        for site, rank in [key for key in self._accounts if key[0] not in sites]:
+            self._close(site, rank)
+
+    def ranks_of(self, site: str) -> list[int]:
+        """Return the ranks of a site that have an account."""
+        return [rank for of, rank in self._accounts if of == site and rank is not None]
+
+    def _close(self, site: str, rank: int | None) -> None:
+        self._accounts.pop((site, rank)).period.is_over = True
+
+    def _tell(self, period: SlowPeriod) -> SlowPeriod:
+        """Return the one period of whoever is told of."""
+        for each in self.periods:
+            if (each.site, each.rank) == (period.site, period.rank):
+                each.count(period.last_step, period.num_steps, period.total_s, period.for_s)
+                each.is_over = False
+                return each
+        self.periods = [*self.periods, period][-MAX_PERIODS:]
+        return period
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +174,7 @@ class SlowSites:
     """Takes the steps of a run's sites; tells who is slow."""
 
     def __init__(self) -> None:
-        self.periods: list[SlowPeriod] = []
-        """In their order; the last one may go on."""
+        self._accounts = SlowAccounts()
         self._open: dict[int, dict[str, tuple[float, float]]] = {}
         """Waiting time and duration of a step, by step and site."""
         self._met: int | None = None
@@ -100,9 +185,14 @@ class SlowSites:
         self._window: deque[_Step] = deque(maxlen=WINDOW)
 
     @property
-    def now(self) -> SlowPeriod | None:
-        """The site that is slow now."""
-        return self.periods[-1] if self.periods and not self.periods[-1].is_over else None
+    def periods(self) -> Sequence[SlowPeriod]:
+        """The sites that have cost the others much."""
+        return self._accounts.periods
+
+    @property
+    def now(self) -> Sequence[SlowPeriod]:
+        """Those that are slow now."""
+        return self._accounts.now
 
     def add(
         self, site: str, step: int, values: Mapping[str, float], members: frozenset[str]
@@ -121,7 +211,8 @@ class SlowSites:
             for earlier in [each for each in self._open if each <= step]:
                 del self._open[earlier]
             if self._window and self._window[-1].waits_s.keys() != members:
-                self._begin_anew()
+                self._window.clear()  # others take part: what was before says nothing
+                self._accounts.keep(members)
             self._alone_s += sum(told[name][1] for name in members) / len(members)
             self._num_alone += 1
             if self._met is None or step <= self._met:
@@ -132,27 +223,13 @@ class SlowSites:
         elif len(self._open) > OPEN_STEPS:
             del self._open[min(self._open)]
 
-    def _begin_anew(self) -> None:
-        """Other sites take part: what was before says nothing."""
-        self._window.clear()
-        if self.now is not None:
-            self.now.is_over = True
-
     def _judge(self, step: _Step) -> None:
         self._window.append(step)
-        if (now := self.now) is not None:
-            _count(now, step)
         if len(self._window) < WINDOW:
             return
-        site, share = max(self._costs(), key=lambda each: each[1])
-        if now is not None and (site != now.site or share < END_SHARE):
-            now.is_over, now = True, None
-        if now is None and share >= BEGIN_SHARE:
-            first = self._window[0].number
-            period = SlowPeriod(site, since_step=first, last_step=first)
-            for each in self._window:
-                _count(period, each)
-            self.periods = [*self.periods, period][-MAX_PERIODS:]
+        for site, share in self._costs():
+            who = SlowPeriod(site, self._window[0].number, step.number)
+            self._accounts.add(who, step.num_steps, share, step.step_s)
 
     def _costs(self) -> Iterator[tuple[str, float]]:
         """Yield each site with what it costs the others, as a share of the window's steps."""
@@ -166,10 +243,3 @@ def _cost_s(step: _Step, site: str) -> float:
     """Return for how much longer the others wait than a site, on average; it may be negative."""
     wait_s = step.waits_s[site]
     return (step.total_wait_s - wait_s) / (len(step.waits_s) - 1) - wait_s
-
-
-def _count(period: SlowPeriod, step: _Step) -> None:
-    period.last_step = step.number
-    period.num_steps += step.num_steps
-    period.total_s += max(0.0, _cost_s(step, period.site))
-    period.for_s += step.step_s

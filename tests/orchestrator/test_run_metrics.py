@@ -91,13 +91,13 @@ def test_tokens_that_no_script_counts_are_said_to_be_none() -> None:
 
 def test_a_site_that_others_wait_for_is_among_the_figures() -> None:
     measured = RunMetrics(("a", "b"))
-    for number in range(WINDOW):
+    for number in range(WINDOW - 1 + 60):
         assert measured.progress()["slow"] is None
         measured.add("a", "step", number, step(1.0, 1, step_s=1.0, wait_s=0.5), {})
         measured.add("b", "step", number, step(1.0, 1, step_s=1.0, wait_s=0.0), {})
     found = measured.progress()["slow"]
     assert (found["site"], found["since_step"]) == ("b", 0)
-    assert (found["cost_s"], found["share"]) == (0.5, 0.5)
+    assert (found["cost_s"], found["share"], found["total_s"]) == (0.5, 0.5, 30.0)
     summary = summarise(JournaledRun("r"), measured, active_s=1.0, verified_steps=0)
     assert summary["slow_sites"] == [found]
 

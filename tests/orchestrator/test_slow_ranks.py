@@ -33,26 +33,29 @@ def told(slow: SlowRanks, site: str, *costs: tuple[int, float]) -> None:
         slow.add(site, 20 * index, values(rank, cost_s), LABELS)
 
 
-def test_a_rank_is_slow_from_a_tenth_of_a_step_until_a_twentieth() -> None:
+def test_a_rank_is_told_of_once_it_has_cost_much() -> None:
     slow = SlowRanks()
-    told(slow, "a", (3, 0.02), (3, 0.2), (3, 0.07), (3, 0.3))
+    told(slow, "a", *[(3, 0.02)] * 5, *[(3, 0.3)] * 4)
+    assert not slow.periods
+    slow.add("a", 200, values(3, 0.4), LABELS)
+    slow.add("a", 220, values(3, 0.4), LABELS)
     [period] = slow.now
     assert period.who == "rank 3 of site a (node 1, host gpu17)"
-    assert (period.since_step, period.last_step, period.num_steps) == (21, 80, 60)
-    assert period.cost_s == pytest.approx((0.2 + 0.07 + 0.3) / 3)
-    slow.add("a", 100, values(3, 0.04), LABELS)
+    assert (period.since_step, period.last_step, period.num_steps) == (101, 220, 120)
+    assert period.cost_s == pytest.approx((4 * 0.3 + 2 * 0.4) / 6)
+    slow.add("a", 240, values(3, 0.01), LABELS)
     assert not slow.now
     assert slow.periods == [period]
     assert period.is_over
-    assert period.last_step == 80
 
 
-def test_another_rank_ends_it() -> None:
+def test_ranks_that_are_late_in_turn_are_not_told_of() -> None:
     slow = SlowRanks()
-    told(slow, "a", (3, 0.2), (5, 0.2))
-    assert [(each.rank, each.is_over) for each in slow.periods] == [(3, True), (5, False)]
-    told(slow, "b", (0, 0.4))
-    assert [(each.site, each.rank) for each in slow.now] == [("b", 0), ("a", 5)]
+    told(slow, "a", *[(rank, 0.3) for _ in range(200) for rank in (3, 5, 1)])
+    assert not slow.periods
+    told(slow, "b", *[(0, 0.4)] * 5)
+    told(slow, "a", *[(5, 0.2)] * 10)
+    assert {(each.site, each.rank) for each in slow.now} == {("b", 0), ("a", 5)}
 
 
 def test_what_makes_no_sense_is_left_out() -> None:
@@ -70,19 +73,60 @@ def test_why_a_site_is_slow() -> None:
     assert slow.why_slow(period) == ""
     slow.add("b", 20, values(1, 0.0, between_s=0.01), LABELS)
     assert "data loader" in slow.why_slow(period)
-    slow.add("a", 40, values(3, 0.3), LABELS | {metrics.WHY: "it waits"})
+    for step in range(40, 200, 20):
+        slow.add("a", step, values(3, 0.3), LABELS | {metrics.WHY: "it waits"})
     assert slow.why_slow(period) == "its rank 3 is slow: it waits"
 
 
 def test_status_and_summary_tell_it() -> None:
     measured = RunMetrics(("a", "b"))
     labels: dict[str, Any] = LABELS | {metrics.WHY: "its GPU runs at 1.20 GHz"}
-    measured.add("a", metrics.RANKS, 40, values(3, 0.25), labels)
+    for step in range(20, 201, 20):
+        measured.add("a", metrics.RANKS, step, values(3, 0.25), labels)
     run = run_message(JournaledRun("r"), measured.progress())
     assert (
         "slow, not hung: rank 3 of site a (node 1, host gpu17) costs its site's others 250ms a "
-        "step (25%) since step 21, for 20s: 5s in all; its GPU runs at 1.20 GHz"
+        "step (25%) since step 1, for 3min 20s: 50s in all; its GPU runs at 1.20 GHz"
     ) in plain_line(run)
-    summary = summarise(JournaledRun("r"), measured, active_s=40.0, verified_steps=0)
+    summary = summarise(JournaledRun("r"), measured, active_s=200.0, verified_steps=0)
     assert summary["slow_ranks"][0]["rank"] == 3
     assert summary["slow_ranks"][0]["why"] == "its GPU runs at 1.20 GHz"
+
+
+def slow_ranks_of(measured: RunMetrics, *sites: str) -> None:
+    for number, site in enumerate(sites):
+        for step in range(20, 401, 20):
+            cost_s = 0.25 + 0.01 * number
+            measured.add(site, metrics.RANKS, step, values(number, cost_s), LABELS)
+
+
+def test_where_sites_share_a_machine_that_is_said_once() -> None:
+    measured = RunMetrics(("a", "b", "c", "d"))
+    for site, boot in zip("abcd", "xxxy", strict=True):
+        labels = {metrics.BOOT: boot, metrics.HOST: "gpu17"}
+        measured.add(site, metrics.MACHINE, 0, {}, labels)
+    slow_ranks_of(measured, "a", "b", "c", "d")
+    found = measured.progress()["slow_ranks"]
+    assert [(each["site"], each["why"]) for each in found] == [
+        ("d", ""),
+        ("c", "sites a, b, c share the machine gpu17"),
+    ]
+    for step in range(200):
+        for site in "abcd":
+            figures = {"step_s": 1.0, "wait_s": 0.0 if site == "a" else 0.4}
+            measured.add(site, metrics.STEP, step, figures, {})
+    progress = measured.progress()
+    assert (progress["slow"]["site"], progress["slow"]["why"]) == (
+        "a",
+        "sites a, b, c share the machine gpu17",
+    )
+    assert [each["site"] for each in progress["slow_ranks"]] == ["d"]
+    assert [each.site for each in measured.slow] == ["a"]
+
+
+def test_hosts_of_one_name_are_not_one_machine() -> None:
+    measured = RunMetrics(("a", "b"))
+    for site in "ab":
+        measured.add(site, metrics.MACHINE, 0, {}, {metrics.BOOT: site, metrics.HOST: "node0"})
+    slow_ranks_of(measured, "a", "b")
+    assert [each["why"] for each in measured.progress()["slow_ranks"]] == ["", ""]

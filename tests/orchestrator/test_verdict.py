@@ -103,12 +103,25 @@ def test_interruptions_are_told() -> None:
 
 LINK = SlowLink(way="a → b", delivered_bytes_per_s=1e6, described_bytes_per_s=1e7)
 SLOW = SlowShare(who="site a", num_steps=60, cost_s=0.2, share=0.2)
+SHARING = SlowShare(
+    who="site a",
+    num_steps=60,
+    cost_s=0.2,
+    share=0.2,
+    why="sites a, b share the machine gpu17",
+    shares_machine=True,
+)
 MODEL = {"fp32": 1.0, "bf16": 0.8, "int8": 0.79, "int4": 0.78, "topk": 0.5}
 
 
 @pytest.mark.parametrize(
     ("changed", "remedy", "words"),
     [
+        (
+            {"wait_s": 0.3, "slow": SHARING},
+            "slow site",
+            "a machine for each site: sites a, b share the machine gpu17, and site a is late there",
+        ),
         # Nothing is proposed where nothing is wrong, or no fact speaks for it.
         ({"exposed_s": 0.04}, "", ""),
         ({"exposed_s": 0.04, "codec_steps_s": MODEL}, "", ""),

@@ -55,6 +55,7 @@ def test_versions_are_told() -> None:
     labels = machine_labels(torch.device("cpu"))
     assert labels[metrics.TORCH] == torch.__version__
     assert labels[metrics.CORES].isdecimal()
+    assert labels[metrics.BOOT] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert metrics.CUDA not in labels
     assert all(labels.values())
 

@@ -653,6 +653,7 @@ def _slowest(record: RunRecord) -> SlowShare | None:
         cost_s=total_s / num_steps if num_steps else 0.0,
         share=total_s / for_s if for_s else 0.0,
         why=next((each.why for each in reversed(periods) if each.why), ""),
+        shares_machine=periods[-1].shares_machine,
     )
 
 

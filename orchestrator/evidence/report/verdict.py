@@ -75,6 +75,8 @@ class SlowShare:
     share: float
     why: str = ""
     """Empty: the facts do not say."""
+    shares_machine: bool = False
+    """Whether sites share a machine: `why` says which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +259,8 @@ def _for_waiting(facts: VerdictFacts) -> tuple[str, str]:
     what = f"a faster {slow.who}" + (
         f" ({slow.why})" if slow.why else ", or less of the batch for it"
     )
+    if slow.shares_machine:
+        what = f"a machine for each site: {slow.why}, and {slow.who} is late there"
     return "slow site", f"{what}: it cost the others {cost} over {slow.num_steps} steps."
 
 

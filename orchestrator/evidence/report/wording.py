@@ -388,8 +388,8 @@ def loss_title(is_shipped: bool) -> str:
 
 SLOW_LEAD = (
     "Who kept others waiting: a site the other sites, a rank the other ranks of its site. Who is "
-    "late waits least: the cost is how much longer the others wait, on average. Listed is who cost "
-    "a tenth of a step or more for ten steps; why, where measured facts say."
+    "late waits least: the cost is how much longer the others wait, on average, less what they "
+    "cost. Listed is who cost 2% of the time or more, and 30 s; why, where measured facts say."
 )
 
 

@@ -22,6 +22,7 @@ from isthmus.sites.worker.exchange.collectives import device_name
 GIT_S = 5.0
 """A repository on a slow file system is not waited for longer."""
 _CPUS = Path("/proc/cpuinfo")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 Labels = dict[str, str]
 
@@ -52,6 +53,7 @@ def machine_labels(device: torch.device) -> Labels:
     found = {
         metrics.HOST: socket.gethostname(),
         metrics.DEVICE: device_name(device),
+        metrics.BOOT: _boot(),
         metrics.CPU: _cpu_name(),
         metrics.CORES: str(usable_cores()),
         metrics.PYTHON: platform.python_version(),
@@ -60,6 +62,13 @@ def machine_labels(device: torch.device) -> Labels:
         metrics.BUILD: versions.build(),
     }
     return {name: value for name, value in found.items() if value}
+
+
+def _boot() -> str:
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _cpu_name() -> str:
