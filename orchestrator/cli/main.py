@@ -117,8 +117,8 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     epilog="Exit status: 0 ok, 1 the job failed, 2 usage or configuration, 3 preflight, "
-    "4 unreachable, 5 timed out, 6 cancelled, 8 refused, 9 requirement not met, 70 our bug, 130 interrupted. "
-    "Every command takes --json.",
+    "4 unreachable, 5 timed out, 6 cancelled, 7 ok with losses, 8 refused, 9 requirement not met, 70 our bug, "
+    "130 interrupted. Every command takes --json.",
 )
 @click.option(
     "--version",

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import select
+import shlex
 import sys
 import threading
 import time
@@ -40,6 +41,8 @@ FINISH_S = 20.0
 LOCK = "exporters.lock"
 LOCK_S = FINISH_S + 5.0
 """Time for the exporters of an earlier coordinator, which finish, to end."""
+_MOST_CHARS = 500
+"""Of a script's arguments: older MLflow servers refuse longer parameters."""
 _NICE = 10
 """It may share its machine with ranks."""
 
@@ -112,8 +115,12 @@ def _tools(spec: RunSpec, run_id: str, folder: Path) -> dict[str, Tool]:
 
 
 def _facts(spec: RunSpec) -> dict[str, Any]:
-    """Return what a run is, for tools that keep it: nothing of the job's environment."""
+    """Return what a run is, for tools that keep it: nothing of the job's environment.
+
+    A script's batch is known where its job describes the workload; the trainer's is not its.
+    """
     job = spec.job
+    is_batch_known = job.entrypoint is None or job.workload is not None
     return {
         "job": job.name,
         "entrypoint": job.entrypoint or "the shipped trainer",
@@ -121,7 +128,8 @@ def _facts(spec: RunSpec) -> dict[str, Any]:
         "ranks": sum(site.num_ranks for site in spec.topology.sites),
         "codec": job.exchange.codec,
         "regime": job.regime.kind,
-        "global_batch": job.global_batch,
+        **({"global_batch": job.global_batch} if is_batch_known else {}),
+        **({"arguments": shlex.join(job.arguments)[:_MOST_CHARS]} if job.arguments else {}),
         "links": len(spec.topology.links),
     }
 

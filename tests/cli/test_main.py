@@ -15,6 +15,7 @@ import pytest
 
 from isthmus.orchestrator.cli.main import COMMANDS, cli, main
 from isthmus.orchestrator.cli.output import CLOSED_PIPE
+from isthmus.protos.catalogue import ExitCode
 from isthmus.protos.errors import LocalProtocolError
 from tests.cli.conftest import Isthmus
 
@@ -70,6 +71,12 @@ def test_the_list_of_commands_is_the_commands_own_words() -> None:
         assert found.name == name
         assert "--json" in {option for each in found.params for option in each.opts}
         assert found.get_short_help_str(limit=200)
+
+
+def test_the_help_has_every_exit_status(isthmus: Isthmus) -> None:
+    said = " ".join(isthmus("--help").out.split()).partition("Exit status: ")[2]
+    statuses = [int(part.split()[0]) for part in said.partition(".")[0].split(", ")]
+    assert statuses == [*map(int, ExitCode), 130]
 
 
 def test_version_and_help_are_results(isthmus: Isthmus) -> None:

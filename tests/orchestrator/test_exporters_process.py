@@ -22,6 +22,7 @@ import pytest
 from isthmus.orchestrator.coordinator.journal import Journal, JournalReader
 from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.exporters import libraries
+from isthmus.orchestrator.exporters.__main__ import _facts
 from isthmus.orchestrator.exporters.prometheus import page_token_path
 from isthmus.orchestrator.exporters.run_follower import POSITION
 from isthmus.orchestrator.run_folder.home import RunFolder
@@ -32,8 +33,9 @@ from isthmus.protos.own_processes import own_command
 from tests.fakes.coordinators import FakeAgent, active, coordinating, run_scenario, status_of
 from tests.fakes.exported_runs import exported_run, needs_library, receiving, records_of
 from tests.fakes.recorded_runs import append_line, metric
+from tests.fakes.run_specs import spec_of_texts
 from tests.fakes.waiting import until
-from tests.fakes.worlds import JOB
+from tests.fakes.worlds import JOB, topology_text
 from tests.orchestrator.test_exporters_tensorboard import scalars_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
@@ -307,3 +309,17 @@ def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
     assert process.returncode == 0, out
     assert err.count("a record was not exported") == 1
     assert [each["step"] for each in received.objects] == [41]
+
+
+def test_what_is_said_of_a_run_is_the_scripts_own() -> None:
+    """The shipped trainer's batch is not a script's, which may have its own in its arguments."""
+    here = topology_text()
+    shipped = _facts(spec_of_texts(JOB, here))
+    assert shipped["global_batch"] == 48
+    assert "arguments" not in shipped
+    script = f"{JOB}entrypoint: train.py\narguments: [--batch, '16', a b]\n"
+    said = _facts(spec_of_texts(script, here))
+    assert "global_batch" not in said
+    assert (said["entrypoint"], said["arguments"]) == ("/jobs/train.py", "--batch 16 'a b'")
+    long = f"{JOB}entrypoint: train.py\narguments: ['{'x' * 400}', '{'y' * 400}']\n"
+    assert len(_facts(spec_of_texts(long, here))["arguments"]) == 500
