@@ -24,9 +24,10 @@ from isthmus.orchestrator.coordinator.submission import Submission
 from isthmus.orchestrator.coordinator.wan import FaultPlan, Wan, emulation
 from isthmus.orchestrator.core import replan_machine, run_events
 from isthmus.orchestrator.core.clock_watch import ClockWatch
-from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent, fold
+from isthmus.orchestrator.core.departures import DROPPED
+from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
 from isthmus.orchestrator.core.model_flops import ModelFlops
-from isthmus.orchestrator.core.run import DROPPED, Run, RunSettings, losable_failures
+from isthmus.orchestrator.core.run import Run, RunSettings
 from isthmus.orchestrator.core.run_events import RunState
 from isthmus.orchestrator.core.run_metrics import RunMetrics, summarise
 from isthmus.orchestrator.run_folder.log_files import LogWriter
@@ -115,11 +116,10 @@ class ActiveRun:
             tuple(site.name for site in topology.sites),
             ModelFlops(submission.spec.job, topology),
         )
-        self.view = fold(self.run_id, recorded)
+        self.view = self._recall(recorded)
+        """All that is written down of the run; what is decided is decided by this."""
         self._replanning: Replanning | None = None
         """Set once the run is active, if its job asks for replanning."""
-        is_begun = bool(recorded) and self.view.state is not RunState.QUEUED
-        self._run = self._begin_run(recorded if is_begun else ())
         self._compares_data = submission.spec.job.exchange.schedule != "off"
         self._progress_failing = Failing("progress")
         self._logs_failing = Failing(f"the logs below {folder}")
@@ -127,31 +127,31 @@ class ActiveRun:
         if not recorded:
             submission.write(self._files)
             self._record("run.submitted", detail=submission.to_json(folder))
-        elif is_begun:
-            self._go_on(recorded)
-        else:
+        elif self.view.state is RunState.QUEUED:
             self._record("run.dequeued")
+            recorded = ()
+        self._run = self._begin_run()
+        if recorded:
+            self._go_on(recorded)
 
-    def _begin_run(self, recorded: Sequence[RecordedEvent]) -> Run:
-        """Return the run as its journal has it."""
+    def _recall(self, recorded: Sequence[RecordedEvent]) -> JournaledRun:
+        """Return what was written down, with times as this process counts them."""
         spec, now_s, now_wall_s = self._submission.spec, time.monotonic(), time.time()
-        job = spec.job
-        record = JournaledRun(
-            self.run_id,
-            spec.site_names,
-            first_epoch(spec),
-            losable=losable_failures(spec.topology),
-            clock=lambda wall_s: now_s - max(0.0, now_wall_s - wall_s),
-        )
+        record = JournaledRun(self.run_id, spec.site_names, first_epoch(spec))
         for event in recorded:
-            record.apply(event)
+            record.apply(event, now_s - max(0.0, now_wall_s - event.wall_s))
+        return record
+
+    def _begin_run(self) -> Run:
+        spec = self._submission.spec
+        job = spec.job
         settings = RunSettings(
             may_return=job.exchange.schedule != "off",
             refuses_same_data=job.same_data == "refuse",
             trains=job.probe is None,
             saves=job.checkpoint is not None,
         )
-        return Run(spec.topology, epoch_rules(spec), settings, record, now_s)
+        return Run(spec.topology, epoch_rules(spec), settings, self.view, time.monotonic())
 
     def _go_on(self, recorded: Sequence[RecordedEvent]) -> None:
         """Take what an earlier coordinator knew of the run; what it measured is counted again."""
@@ -166,10 +166,9 @@ class ActiveRun:
             not_counted(error)
         self._metrics.count(self.view.counted)
         totals = self._journal.progress(self.run_id).get("totals", {})
-        missed = self._run.resume(time.monotonic(), int(totals.get("verified_steps", 0)))
         self._record("run.resumed")
-        for action in missed:
-            self._do(action)
+        now_s = time.monotonic()
+        self._carry_out(self._run.resume(now_s, int(totals.get("verified_steps", 0))), now_s)
         self._watch_links()
 
     @property
@@ -209,12 +208,13 @@ class ActiveRun:
         """Let the core decide on an event, and do what it says.
 
         Raises:
-            JournalError: it cannot be written down. What the core had decided beside it is lost, so
-                the coordinator cannot go on, even if the disk recovers: `tick` raises it too.
+            JournalError: it cannot be written down. Whatever was to come after it is not decided,
+                and the event is lost, so the coordinator cannot go on, even if the disk recovers:
+                `tick` raises it too.
         """
+        now_s = time.monotonic()
         with self._writing():
-            for action in self._run.handle(event, time.monotonic()):
-                self._do(action)
+            self._carry_out(self._run.handle(event, now_s), now_s)
         if isinstance(event, run_events.Ticked):
             self.replan(event)
 
@@ -287,7 +287,8 @@ class ActiveRun:
                     kind="run.ended",
                     site="",
                     detail=detail,
-                )
+                ),
+                time.monotonic(),
             )
         self._unwritten = error
         self._finish()
@@ -423,14 +424,23 @@ class ActiveRun:
 
     # ------------------------------------------------------------ actions
 
+    def _carry_out(self, actions: Iterable[run_events.Action], now_s: float) -> None:
+        """Write down what is decided, step by step, and then do the rest."""
+        was_forming, rest = self.view.state is RunState.FORMING, []
+        for action in actions:
+            if isinstance(action, run_events.RecordEvent):
+                self._record(action.kind, action.site, dict(action.detail), now_s)
+            else:
+                rest.append(action)
+        if was_forming and self.view.state is RunState.ACTIVE:
+            if self._wan is not None:
+                self._wan.play()
+            self._watch_links()
+        for action in rest:
+            self._do(action)
+
     def _do(self, action: run_events.Action) -> None:
         match action:
-            case run_events.RecordEvent():
-                self._record(action.kind, action.site, dict(action.detail))
-                if action.kind == "run.active":
-                    if self._wan is not None:
-                        self._wan.play()
-                    self._watch_links()
             case run_events.SendPrepare():
                 self._send(action.site, self._prepare(action))
             case run_events.OpenNamespaces() | run_events.OpenRelay():
@@ -463,7 +473,13 @@ class ActiveRun:
             case run_events.FinishRun():
                 self._finish()
 
-    def _record(self, kind: str, site: str = "", detail: dict[str, Any] | None = None) -> None:
+    def _record(
+        self,
+        kind: str,
+        site: str = "",
+        detail: dict[str, Any] | None = None,
+        now_s: float | None = None,
+    ) -> None:
         """Write an event, then show it: nobody sees what a crash could take back."""
         event = self._journal.append(
             kind,
@@ -473,10 +489,10 @@ class ActiveRun:
             site=site,
             detail=detail or {},
         )
-        self._show(event)
+        self._show(event, time.monotonic() if now_s is None else now_s)
 
-    def _show(self, event: RecordedEvent) -> None:
-        self.view.apply(event)
+    def _show(self, event: RecordedEvent, now_s: float) -> None:
+        self.view.apply(event, now_s)
         if event.kind in {"run.active", "epoch.begun"}:
             self._metrics.count(self.view.counted)
         self.tell_changed()

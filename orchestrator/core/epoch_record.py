@@ -1,7 +1,6 @@
 """What is written down of a run's epochs, and what follows from it for its sites.
 
-The epochs of a run that goes on (epochs.py) and the fold of its journal (journaled_run.py) change
-it alike, so a coordinator that is started again knows what the one before knew.
+Part of the fold of a run's journal (journaled_run.py), which alone changes it.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ class EpochRecord:
     handovers: tuple[Handover, ...] = ()
     rejoins: tuple[str, ...] = ()
     """The members that were none in the epoch before."""
-    lost: Mapping[str, str] = field(default_factory=dict)
-    """The members of the epoch before that were lost, and why."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """Members of the epoch before that were lost, and why, of whose loss nothing else is said."""
     leaving: set[str] = field(default_factory=set)
     """Sites that take part in rounds before the epoch's first one only, and have not ended."""
     older: CodedPlan | None = None
     """What rounds that come before the epoch's first one cross by; None: there are none."""
     cancelled: int = -1
     """The latest proposal that was cancelled."""
-    is_unfinished: bool = field(default=False, compare=False)
-    """A coordinator before this one has made a proposal of which nothing came."""
+    is_unfinished: bool = False
+    """Nothing has come of the latest proposal yet."""
     counted: dict[str, tuple[int, ChunkSet | None]] = field(default_factory=dict)
     """By site that went away in the middle of a round: the round, and which of its results contain
     the site's part; None: all, for it left after that round on purpose."""
@@ -52,28 +51,15 @@ class EpochRecord:
             case "epoch.cancelled":
                 self.is_unfinished, self.cancelled = False, self.number
             case "epoch.begun":
-                self.begin(
-                    read_json(Epoch, detail["record"]),
-                    read_json(tuple[Handover, ...], detail["handovers"]),
-                    read_json(tuple[Finished, ...], detail["kept"]),
-                    members,
-                    lost=detail.get("whys", dict.fromkeys(detail["lost"], detail["why"])),
-                    is_redo=bool(detail["is_redo"]),
-                )
-                self.number, self.is_unfinished = self.epoch.number, False
+                self._begin(detail, members)
 
-    def begin(
-        self,
-        epoch: Epoch,
-        handovers: tuple[Handover, ...],
-        kept: tuple[Finished, ...],
-        members: Mapping[str, Member],
-        *,
-        lost: Mapping[str, str],
-        is_redo: bool,
-    ) -> None:
+    def _begin(self, detail: Mapping[str, Any], members: Mapping[str, Member]) -> None:
         """Take a new epoch; `kept` is what is finished of its first round."""
-        before, self.epoch, self.handovers, self.lost = self.epoch, epoch, handovers, lost
+        before, epoch = self.epoch, read_json(Epoch, detail["record"])
+        kept, is_redo = read_json(tuple[Finished, ...], detail["kept"]), bool(detail["is_redo"])
+        self.epoch, self.number, self.is_unfinished = epoch, epoch.number, False
+        self.handovers = read_json(tuple[Handover, ...], detail["handovers"])
+        self.lost = dict(detail.get("whys", dict.fromkeys(detail["lost"], detail["why"])))
         self.rejoins = tuple(name for name in epoch.members if name not in before.members)
         self.older = None if is_redo else before.reduction
         left = set(before.members) - set(epoch.members)

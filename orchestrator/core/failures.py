@@ -1,27 +1,25 @@
-"""What has failed in a run: what befell one site, which may be survived, and what ends the run."""
+"""What has failed in a run: what befell one site, which it may survive, and what ends the run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from isthmus.orchestrator.core.first_failure import first_failure
-from isthmus.orchestrator.core.members import Member, Stage
+from isthmus.orchestrator.core.members import Absence, Contact, Member, Stage
 from isthmus.orchestrator.core.rank_reports import Progress
-from isthmus.orchestrator.core.run_end import LOSES_SITE, Ending
-from isthmus.orchestrator.core.run_events import Action, CannotGoOn, RecordEvent
+from isthmus.orchestrator.core.run_end import Ending
+from isthmus.orchestrator.core.run_events import CannotGoOn, RecordEvent
 from isthmus.protos.failure import Failure
 
 
 @dataclass(slots=True)
 class Failures:
-    """Tells losses of sites from the end of the run."""
+    """What the journal says of failures."""
 
     members: Mapping[str, Member]
     progress: Progress
-    losable: frozenset[str] = LOSES_SITE
-    """Codes of what the run survives where all sites have taken a step."""
     ending: Ending = field(default_factory=Ending)
     is_active: bool = False
     """All sites have come up, and none were told to stop."""
@@ -37,48 +35,6 @@ class Failures:
         begun = [site for site in self.members.values() if site.has_taken_part]
         return [failure for site in begun for failure in site.losses]
 
-    def fail(
-        self,
-        code: str,
-        message: str,
-        now_s: float,
-        *,
-        at_s: float | None = None,
-        site: str = "",
-        log_path: str = "",
-        is_last: bool = False,
-    ) -> list[Action]:
-        """Note a failure that the coordinator itself found: now, unless it says `at_s`."""
-        at_s = now_s if at_s is None else at_s
-        failure = Failure(code=code, message=message, at_s=at_s, site=site, log_path=log_path)
-        return self.take((failure,), now_s, is_last=is_last)
-
-    def take(
-        self, failures: Sequence[Failure], now_s: float, *, is_last: bool = False
-    ) -> list[Action]:
-        """Note failures that came together: of a site, where the run may survive them all."""
-        real = [each for each in failures if not each.is_collateral]
-        is_loss = self.is_going_on and self.progress.may_lose
-        is_loss &= all(each.code in self.losable and each.site for each in real)
-        actions: list[Action] = []
-        if failures and not is_loss and not self.ending.has_begun:
-            actions += self.blame_losses(now_s)
-        for each in failures:
-            actions.append(self._reported(each, now_s, is_loss=is_loss, is_last=is_last))
-        return actions
-
-    def _reported(
-        self, failure: Failure, now_s: float, *, is_loss: bool, is_last: bool
-    ) -> RecordEvent:
-        """Note a failure. What breaks after the sites were told to stop follows from that."""
-        stopped_s = self.ending.stopped_s
-        if stopped_s is not None and failure.at_s > stopped_s:
-            failure = replace(failure, is_collateral=True)
-        told = {"age_s": now_s - failure.at_s, "is_loss": is_loss, "is_last": is_last}
-        detail = {**failure.to_json(), **told}
-        self.apply("failure.reported", detail, now_s)
-        return RecordEvent("failure.reported", failure.site, detail)
-
     def apply(self, kind: str, detail: Mapping[str, Any], at_s: float) -> None:
         """Take an event of the journal."""
         if kind == "run.failing":
@@ -93,37 +49,83 @@ class Failures:
         else:
             self.ending.fail(failure, at_s, is_last=bool(detail.get("is_last")))
 
-    def take_found(self, found: Sequence[RecordEvent | Failure], now_s: float) -> list[Action]:
+
+class FailureReports:
+    """Tells losses of sites from the end of the run."""
+
+    def __init__(
+        self, record: Failures, contacts: Mapping[str, Contact], losable: frozenset[str]
+    ) -> None:
+        """`losable`: codes of what the run survives where all sites have taken a step."""
+        self._record, self._contacts, self._losable = record, contacts, losable
+
+    def fail(
+        self,
+        code: str,
+        message: str,
+        now_s: float,
+        *,
+        at_s: float | None = None,
+        site: str = "",
+        log_path: str = "",
+        is_last: bool = False,
+    ) -> Iterator[RecordEvent]:
+        """Note a failure that the coordinator itself found: now, unless it says `at_s`."""
+        at_s = now_s if at_s is None else at_s
+        failure = Failure(code=code, message=message, at_s=at_s, site=site, log_path=log_path)
+        yield from self.take((failure,), now_s, is_last=is_last)
+
+    def take(
+        self, failures: Sequence[Failure], now_s: float, *, is_last: bool = False
+    ) -> Iterator[RecordEvent]:
+        """Note failures that came together: of a site, where the run may survive them all."""
+        real = [each for each in failures if not each.is_collateral]
+        is_loss = self._record.is_going_on and self._record.progress.may_lose
+        is_loss &= all(each.code in self._losable and each.site for each in real)
+        if failures and not is_loss and not self._record.ending.has_begun:
+            yield from self._blame_losses()
+        for each in failures:
+            yield self._reported(each, now_s, is_loss=is_loss, is_last=is_last)
+
+    def take_found(
+        self, found: Sequence[RecordEvent | Failure], now_s: float
+    ) -> Iterator[RecordEvent]:
         """Note failures among records, one by one."""
-        actions: list[Action] = []
         for each in found:
-            actions += self.take((each,), now_s) if isinstance(each, Failure) else [each]
-        return actions
+            if isinstance(each, Failure):
+                yield from self.take((each,), now_s)
+            else:
+                yield each
 
-    def blame_losses(self, now_s: float) -> list[Action]:
-        """What befell sites that are not out yet may explain what ends the run."""
-        lost = [each for each in self.members.values() if each.losses and not each.is_out]
-        if not lost:
-            return []
-        detail = {"sites": [site.name for site in lost]}
-        self.apply("run.failing", detail, now_s)
-        actions: list[Action] = [RecordEvent("run.failing", detail=detail)]
-        for site in lost:
-            if site.silent or site.stage is Stage.LOST:
-                message = site.losses[0].message
-                site.stage, site.gone = Stage.LOST, site.gone or message
-                site.become_outside_again()
-                actions.append(RecordEvent("site.lost", site.name, {"message": message}))
-        return actions
-
-    def cannot_go_on(self, event: CannotGoOn, now_s: float) -> list[Action]:
+    def cannot_go_on(self, event: CannotGoOn, now_s: float) -> Iterator[RecordEvent]:
         """End the run, for the first of what befell its sites."""
         # Sites with unlike results are not explained by one that is silent.
-        explains = event.code != "PARAMETERS_DIFFER"
-        actions = self.blame_losses(now_s) if explains else []
-        if self.ending.has_begun:
-            return actions
+        if event.code != "PARAMETERS_DIFFER":
+            yield from self._blame_losses()
+        if self._record.ending.has_begun:
+            return
         failure = Failure(code=event.code, message=event.why, at_s=now_s)
-        if self.losses and event.code == "SITE_LOST":
-            failure = first_failure(self.losses)
-        return [*actions, self._reported(failure, now_s, is_loss=False, is_last=True)]
+        if self._record.losses and event.code == "SITE_LOST":
+            failure = first_failure(self._record.losses)
+        yield self._reported(failure, now_s, is_loss=False, is_last=True)
+
+    def _blame_losses(self) -> Iterator[RecordEvent]:
+        """What befell sites that are not out yet may explain what ends the run."""
+        members = self._record.members.values()
+        lost = [site for site in members if site.losses and not site.is_outside]
+        if lost:
+            yield RecordEvent("run.failing", detail={"sites": [site.name for site in lost]})
+        for site in lost:
+            is_silent = Absence.SILENT in self._contacts[site.name].absences
+            if is_silent or site.stage is Stage.LOST:
+                yield RecordEvent("site.lost", site.name, {"message": site.losses[0].message})
+
+    def _reported(
+        self, failure: Failure, now_s: float, *, is_loss: bool, is_last: bool
+    ) -> RecordEvent:
+        """Return the record of a failure."""
+        stopped_s = self._record.ending.stopped_s
+        if stopped_s is not None and failure.at_s > stopped_s:  # it follows from that
+            failure = replace(failure, is_collateral=True)
+        told = {"age_s": now_s - failure.at_s, "is_loss": is_loss, "is_last": is_last}
+        return RecordEvent("failure.reported", failure.site, {**failure.to_json(), **told})

@@ -8,10 +8,11 @@ once the agent is back, within `failure.start_within`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from isthmus.orchestrator.core import run_events
-from isthmus.orchestrator.core.members import Member, Stage
+from isthmus.orchestrator.core.journaled_run import JournaledRun
+from isthmus.orchestrator.core.members import Contact, Member, Stage
 from isthmus.orchestrator.core.run_events import Action, Endpoint, RecordEvent
 from isthmus.orchestrator.core.wan_stage import WanStage
 from isthmus.topology.spec.world import Topology
@@ -32,33 +33,46 @@ class Forming:
     """Brings the sites up with which a run begins."""
 
     def __init__(
-        self, topology: Topology, members: Mapping[str, Member], start_within_s: float, now_s: float
+        self,
+        topology: Topology,
+        record: JournaledRun,
+        contacts: Mapping[str, Contact],
+        start_within_s: float,
+        now_s: float,
     ) -> None:
-        """Begin with sites that nobody has heard of."""
-        self._topology, self._members = topology, members
+        """Begin with what the journal says of the sites: nothing, of a new run."""
+        self._topology, self._record, self._contacts = topology, record, contacts
+        self._members = record.members
         self._within_s, self._deadline_s = start_within_s, now_s + start_within_s
         self.wan = WanStage(topology)
-        self.is_rolling_back = False
-        """A site was lost: nothing is started until all have ended."""
-        self.has_begun_again = False
 
     def is_late(self, now_s: float) -> bool:
         """Whether the start takes too long."""
         return now_s >= self._deadline_s
 
-    def next(self) -> list[Action]:
+    def next(self) -> Iterator[Action]:
         """Take all sites one stage further, once all have reached the one before.
 
-        An earlier coordinator may have got half of them there.
+        An earlier coordinator may have got half of them there. Of a run that is rolled back nothing
+        is started until all have ended, and all agents are there.
         """
-        if {site.stage for site in self._present()} == {Stage.JOINED}:
-            return self._prepare()
+        present = self._present()
+        if self._record.is_rolling_back:
+            is_due = all(
+                site.stage is Stage.ENDED and self._contacts[site.name].has_agent
+                for site in present
+            )
+        else:
+            is_due = {site.stage for site in present} == {Stage.JOINED}
+        if is_due:
+            yield from self._prepare()
         if not self._may_start:
-            return []
-        listening = tuple(endpoint for site in self._present() for endpoint in site.endpoints)
-        if not self.wan.leads_to(listening):
-            return self.wan.ask_for_relay(listening)
-        return self._start()
+            return
+        listening = tuple(endpoint for site in present for endpoint in site.endpoints)
+        if self.wan.leads_to(listening):
+            yield from self._start()
+        else:
+            yield from self.wan.ask_for_relay(listening)
 
     @property
     def is_up(self) -> bool:
@@ -68,15 +82,17 @@ class Forming:
             for site in self._present()
         )
 
-    def _prepare(self) -> list[Action]:
+    def _prepare(self) -> Iterator[Action]:
         """Tell all sites to prepare; where packets are emulated, once the namespaces are there."""
         namespaces = self.wan.namespaces
         if namespaces is None:
-            return self.wan.ask_for_namespaces()
+            yield from self.wan.ask_for_namespaces()
+            return
+        self.wan.await_others()
+        yield RecordEvent("run.preparing")
         for site in self._present():
-            site.stage = Stage.PREPARING
-        prepare = [run_events.SendPrepare(s.name, namespaces.get(s.name)) for s in self._present()]
-        return [RecordEvent("run.preparing"), *prepare]
+            self._contacts[site.name].is_told_to_stop = False
+            yield run_events.SendPrepare(site.name, namespaces.get(site.name))
 
     @property
     def _may_start(self) -> bool:
@@ -85,19 +101,18 @@ class Forming:
         begun = {Stage.PREPARED, Stage.STARTING, Stage.RUNNING}
         return Stage.PREPARED in stages and stages <= begun
 
-    def _start(self) -> list[Action]:
+    def _start(self) -> Iterator[Action]:
         """Start all sites, each with its own address book."""
-        actions: list[Action] = []
         book = self.address_book()
         for site in [each for each in self._members.values() if each.stage is Stage.PREPARED]:
-            site.stage = Stage.STARTING
-            actions.append(RecordEvent("site.starting", site.name))
-            actions.append(run_events.SendStart(site.name, book[site.name]))
-        return actions
+            yield RecordEvent("site.starting", site.name)
+            yield run_events.SendStart(site.name, book[site.name])
 
     def address_book(self) -> dict[str, tuple[Endpoint, ...]]:
         """Return whom each site dials: the gateways of the sites that it has a link to."""
-        present = [site for site in self._members.values() if site.is_returning or not site.is_out]
+        present = [
+            site for site in self._members.values() if site.is_returning or not site.is_outside
+        ]
         listening = [endpoint for site in present for endpoint in site.endpoints]
         return {
             name: self.wan.ways(
@@ -107,27 +122,10 @@ class Forming:
         }
 
     def roll_back(self, lost: Member, why: str, now_s: float) -> RecordEvent:
-        """Note that all begin again once a site that was lost is back."""
-        lost.stage, self.is_rolling_back = Stage.LOST, True
-        lost.restarts.at_s.append(now_s)
+        """Return the record that all begin again once a site that was lost is back."""
         left_s = max(0.0, self._deadline_s - now_s)
         note = f"{why}; all sites begin again if it is back within {left_s:.0f} s"
         return RecordEvent("run.rolled_back", lost.name, {"message": why, "note": note})
-
-    @property
-    def may_begin_again(self) -> bool:
-        """Whether all have ended that were rolled back, and all agents are there."""
-        present = self._present()
-        return self.is_rolling_back and all(
-            site.stage is Stage.ENDED and site.has_agent for site in present
-        )
-
-    def begin_again(self) -> None:
-        """Forget how far a run had got that was rolled back."""
-        self.is_rolling_back, self.has_begun_again = False, True
-        for site in self._present():
-            site.begin_again()
-        self.wan.await_others()
 
     def why_late(self) -> tuple[str, str]:
         """Return the site that is furthest behind, if there is one such, and what is missing."""
@@ -141,4 +139,4 @@ class Forming:
         return names[0] if len(names) == 1 else "", message
 
     def _present(self) -> Sequence[Member]:
-        return [site for site in self._members.values() if not site.is_out]
+        return [site for site in self._members.values() if not site.is_outside]

@@ -1,12 +1,12 @@
 """All that the journal says of a run: the one fold of its events.
 
-`status` shows it, live or from the file; a coordinator that is started again goes on from it.
+Nothing else changes it. A coordinator decides by it, writes an event down, applies it, and only
+then decides on (run.py); one that is started again folds the same events. `status` shows it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,6 @@ from isthmus.orchestrator.core.failures import Failures
 from isthmus.orchestrator.core.first_failure import first_failure
 from isthmus.orchestrator.core.members import GONE, Member, Stage, Standing, Wish
 from isthmus.orchestrator.core.rank_reports import Progress
-from isthmus.orchestrator.core.run_end import LOSES_SITE
 from isthmus.orchestrator.core.run_events import (
     STORAGE_NOTES,
     Endpoint,
@@ -137,10 +136,6 @@ class JournaledRun:
     """Its sites, in its order; empty: the journal says."""
     first: Epoch | None = None
     """With which the run begins; None: who only looks at it needs no trees."""
-    losable: frozenset[str] = LOSES_SITE
-    """Failures that the run survives where all have taken a step: codes."""
-    clock: Callable[[float], float] = float
-    """Turns the time of an event into that of whoever goes on with the run."""
     state: RunState = RunState.FORMING
     about: Mapping[str, Any] = field(default_factory=dict)
     """What it was submitted with: `name`, `folder`, `links`, `priority` and more."""
@@ -171,7 +166,7 @@ class JournaledRun:
         self.epochs = EpochRecord(epoch, epoch.number)
         self.sites = {name: SiteView() for name in names}
         self.members = begin_members(names, epoch.members)
-        self.failures = Failures(self.members, self.progress, self.losable)
+        self.failures = Failures(self.members, self.progress)
 
     # ------------------------------------------------------------ what people see
 
@@ -247,15 +242,32 @@ class JournaledRun:
         members = self.taking_part or self.begin_with
         return frozenset(members).difference(self.epochs.epoch.follows)
 
+    # ------------------------------------------------------------ who takes part
+
+    @property
+    def present(self) -> list[Member]:
+        """The sites whose part the run waits for."""
+        return [site for site in self.members.values() if not site.is_outside]
+
+    @property
+    def are_all_done(self) -> bool:
+        """Whether the ranks of all sites that take part are done with the job."""
+        present = self.present
+        return bool(present) and all(site.is_done or site.is_successful for site in present)
+
     # ------------------------------------------------------------ the fold
 
-    def apply(self, event: RecordedEvent) -> None:
-        """Take the next event of this run."""
+    def apply(self, event: RecordedEvent, at_s: float | None = None) -> None:
+        """Take the next event of this run.
+
+        `at_s`: when it was, by the clock of whoever goes on with the run; None: by the event's own.
+        """
+        at_s = event.wall_s if at_s is None else at_s
         self._note(event)
-        self._apply_to_run(event)
+        self._apply_to_run(event, at_s)
         if event.site in self.sites:
             self._show_site(self.sites[event.site], event)
-            self._apply_to_site(self.members[event.site], event)
+            self._apply_to_site(self.members[event.site], event, at_s)
 
     def _note(self, event: RecordedEvent) -> None:
         if event.kind not in _NOTED or "note" not in event.detail:
@@ -272,8 +284,8 @@ class JournaledRun:
             kept = [each for each in kept if each.kind != event.kind]
         self.noted = (*kept, note)[-MAX_NOTES:]
 
-    def _apply_to_run(self, event: RecordedEvent) -> None:
-        detail, progress, at_s = event.detail, self.progress, self.clock(event.wall_s)
+    def _apply_to_run(self, event: RecordedEvent, at_s: float) -> None:
+        detail, progress = event.detail, self.progress
         match event.kind:
             case "run.submitted":
                 self.about, self.generation = detail, event.generation
@@ -285,9 +297,9 @@ class JournaledRun:
                 self.state, self.generation = RunState.FORMING, event.generation
             case "run.preparing":
                 for site in self.members.values():
-                    if not site.is_out and self.is_rolling_back:
+                    if not site.is_outside and self.is_rolling_back:
                         site.begin_again()
-                    if not site.is_out:
+                    if not site.is_outside:
                         site.stage = Stage.PREPARING
                 self.has_begun_again |= self.is_rolling_back
                 self.is_rolling_back = False
@@ -319,7 +331,9 @@ class JournaledRun:
                 self._stop(str(detail["reason"]), at_s)
             case "run.ended":
                 self.end, self.state = detail, RunState(detail["state"])
-                self.ended_wall_s = event.wall_s
+                self.ended_wall_s, self.failures.is_active = event.wall_s, False
+                if self.failures.ending.stopped_s is None:
+                    self.failures.ending.stopped_s = at_s
                 if self.reason_code == "COORDINATOR_LOST":  # nobody is left to tell of their ends
                     for shown in self.sites.values():
                         shown.state = SiteState.LOST if shown.state in _UP else shown.state
@@ -328,11 +342,6 @@ class JournaledRun:
         for name in detail.get("leaves", ()):
             self.members[name].become_leaving()
         self.epochs.apply("epoch.begun", detail, self.members)
-        for name, why in self.epochs.lost.items():
-            site = self.members[name]
-            if site.is_returning:  # it was to catch up, or was started since: it begins anew
-                site.stage, site.gone = Stage.LOST, site.gone or why
-                site.become_outside_again()
 
     def _stop(self, reason: str, at_s: float) -> None:
         """All sites were told to stop: perhaps for what had befallen some of them."""
@@ -340,7 +349,7 @@ class JournaledRun:
         ending = self.failures.ending
         if not ending.has_begun:
             ending.fail(Failure(code="SITE_LOST", message=reason, at_s=at_s), at_s, is_last=True)
-        ending.stopped_s = math.inf  # sites have time anew to say that nothing is left
+        ending.stopped_s = at_s
 
     def _show_site(self, site: SiteView, event: RecordedEvent) -> None:
         state = _SITE_STATES.get(event.kind)
@@ -354,19 +363,19 @@ class JournaledRun:
         if not is_final:
             site.state = state
 
-    def _apply_to_site(self, site: Member, event: RecordedEvent) -> None:
-        at_s, detail = self.clock(event.wall_s), event.detail
+    def _apply_to_site(self, site: Member, event: RecordedEvent, at_s: float) -> None:
+        detail = event.detail
         match event.kind:
             case "site.joined" if site.stage is Stage.ABSENT:
                 site.stage = Stage.JOINED
             case "site.joined":
                 site.stage = Stage.LOST
-                if self.failures.is_going_on and not site.is_out:
+                if self.failures.is_going_on and not site.is_outside:
                     site.losses.clear()  # it was only silent
             case "agent.returned":
                 has_run = detail.get("has_run", True)
                 is_gone = not has_run and site.stage not in {Stage.JOINED, Stage.PREPARING}
-                if site.is_out and (is_gone or not site.is_returning):
+                if site.is_outside and (is_gone or not site.is_returning):
                     site.stage = Stage.LOST
                     site.become_outside_again()
                 elif self.failures.is_going_on:
@@ -394,11 +403,12 @@ class JournaledRun:
                 if site.is_returning and site.name not in self.epochs.epoch.members:
                     site.begin_anew()
             case "site.done":
-                site.finish_ranks(int(detail.get("round", -1)))
+                site.last_round = int(detail.get("round", -1))
                 self.progress.stepped.add(site.name)
             case "site.returning":
                 site.become_outside()
                 site.become_returning(at_s)
+                self.epochs.lost.pop(site.name, None)
             case "run.rolled_back":
                 site.stage, self.is_rolling_back = Stage.LOST, True
                 site.restarts.at_s.append(at_s)
@@ -420,10 +430,7 @@ class JournaledRun:
             case "site.drop_refused":
                 site.wish = Wish.NONE
             case "site.returned":
-                site.stage = Stage.RUNNING
-                if site.is_out:
-                    site.become_catching_up()
-                    site.become_taking_part()
+                site.become_taking_part()
             case "site.ended_early":
                 site.has_ended_early = True
             case "site.lost" | "site.gone" | "site.dropped" | "site.let_go":
@@ -432,14 +439,13 @@ class JournaledRun:
     def _lose(self, site: Member, event: RecordedEvent) -> None:
         """Take what became of a site without which the run goes on, or may."""
         detail, why = event.detail, str(event.detail.get("message", "it has ended"))
-        site.stage = Stage[detail.get("state", Stage.LOST.name)]
-        site.become_outside_again()
+        site.lose(why, Stage[detail.get("state", Stage.LOST.name)])
         if detail.get("is_out"):
             site.become_outside()
             site.why_out = why
         if event.kind != "site.gone":
             self.epochs.leaving.discard(site.name)
-        site.gone = site.gone or why
+            self.epochs.lost.pop(site.name, None)
 
 
 def begin_members(sites: Iterable[str], first: Iterable[str]) -> dict[str, Member]:

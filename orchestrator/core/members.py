@@ -1,10 +1,13 @@
 """One site of a run: how far its processes have got, whether it takes part, what is wrong with it.
 
-The run's life (run.py) and its epochs (epochs.py) share one `Member` a site. The fold of the
-journal (journaled_run.py) makes them anew. How far the processes of a site are is its `Stage`; how
-it stands to the run is its `Standing`, which changes in the methods `become_...` only.
+A `Member` is what the journal says of a site, and only the fold of the journal (journaled_run.py)
+changes it. How far the processes of a site are is its `Stage`; how it stands to the run is its
+`Standing`, which changes in the methods `become_...` only.
 
-    OUTSIDE -> RETURNING -> CATCHING_UP -> TAKES_PART -> LEAVING -> OUTSIDE
+    OUTSIDE -> RETURNING -> TAKES_PART -> LEAVING -> OUTSIDE
+
+A `Contact` is what one coordinator has heard of a site and has said to it: no journal has that, and
+the next coordinator hears it anew.
 """
 
 from __future__ import annotations
@@ -46,9 +49,10 @@ class Standing(Enum):
     OUTSIDE = auto()
     """The run goes on without it, or has not begun with it."""
     RETURNING = auto()
-    """It was started while the run goes on, and is in no epoch yet."""
-    CATCHING_UP = auto()
-    """A member that gets the results of all rounds, and gives nothing: nobody waits for it."""
+    """It was started while the run goes on, and its part does not count yet.
+
+    As a member of an epoch it catches up: it gets the results of all rounds, and gives nothing.
+    """
     TAKES_PART = auto()
     LEAVING = auto()
     """It has its last round, and ends after it."""
@@ -87,9 +91,20 @@ class Restarts:
         self.num_vain += 1
 
 
+class Absence(Enum):
+    """Why a round does not wait for a member that may be alive; the first that holds is said."""
+
+    LEFT_OUT = auto()
+    """The others go on without it, though it lives."""
+    SILENT = auto()
+    """Its agent's lease has ended."""
+    DISCONNECTED = auto()
+    """Its agent's connection broke. That alone is none yet: its lease goes on."""
+
+
 @dataclass(frozen=True, slots=True)
-class Absence:
-    """Why a site does not count as alive, and since when."""
+class Reason:
+    """Why a site is absent, and since when."""
 
     why: str
     since_s: float
@@ -98,23 +113,45 @@ class Absence:
 
 
 @dataclass(slots=True)
-class Member:
-    """One site of a run, whether it takes part or not.
+class Contact:
+    """What this coordinator has heard of a site, and has said to it."""
 
-    What does not compare is what this coordinator has heard and said: no journal has it, and the
-    next one hears it anew.
-    """
+    has_agent: bool = False
+    is_told_to_stop: bool = False
+    begun: int = -1
+    """The latest round that its ranks have begun, as far as is known."""
+    absences: dict[Absence, Reason] = field(default_factory=dict)
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether no round waits for it, whatever is left of it."""
+        return bool(self.absences.keys() - {Absence.DISCONNECTED})
+
+    def miss(self, how: Absence, why: str, now_s: float, drop: DropRequested | None = None) -> None:
+        """It is absent, from now on."""
+        self.absences[how] = Reason(why, now_s, drop)
+
+    def hear(self) -> None:
+        """Its agent is there again."""
+        for how in (Absence.SILENT, Absence.DISCONNECTED):
+            self.absences.pop(how, None)
+
+    def begin_anew(self) -> None:
+        """Its processes are there, and nothing holds that was said of those before."""
+        self.absences.clear()
+        self.begun = -1
+
+
+@dataclass(slots=True)
+class Member:
+    """One site of a run, whether it takes part or not, as the journal has it."""
 
     name: str
     stage: Stage = Stage.ABSENT
     standing: Standing = Standing.TAKES_PART
     endpoints: tuple[Endpoint, ...] = ()
     wish: Wish = Wish.NONE
-    has_agent: bool = field(default=False, compare=False)
-    is_told_to_stop: bool = field(default=False, compare=False)
     has_taken_part: bool = True
-    begun: int = field(default=-1, compare=False)
-    """The latest round that its ranks have begun, as far as is known."""
     last_round: int | None = None
     """The last that they begin, now that they are done with the job; -1: not known."""
     has_ended_early: bool = False
@@ -128,24 +165,18 @@ class Member:
     restarts: Restarts = field(default_factory=Restarts)
     gone: str = ""
     """Why none of the processes is left that its epochs know of; empty: some are."""
-    silent: Absence | None = field(default=None, compare=False)
-    """Its agent's lease has ended."""
-    left_out: Absence | None = field(default=None, compare=False)
-    """The others go on without it, though it lives."""
-    session_lost: str = field(default="", compare=False)
-    """Why its agent's session is gone; empty: there is one."""
     since_round: int = 0
     """The first round in which it takes part, or whose result it gets."""
 
     @property
-    def is_out(self) -> bool:
+    def is_outside(self) -> bool:
         """Whether the run goes on without its part."""
         return self.standing not in {Standing.TAKES_PART, Standing.LEAVING}
 
     @property
     def is_returning(self) -> bool:
         """Whether it was started while the run goes on, and its part does not count yet."""
-        return self.standing in {Standing.RETURNING, Standing.CATCHING_UP}
+        return self.standing is Standing.RETURNING
 
     @property
     def is_coming_up(self) -> bool:
@@ -172,11 +203,6 @@ class Member:
         """Whether an operator has it take part no more."""
         return self.wish is Wish.OUT
 
-    @property
-    def is_live(self) -> bool:
-        """Whether a round may wait for it."""
-        return not (self.gone or self.silent or self.left_out or self.is_successful)
-
     # ------------------------------------------------------------ standing
 
     def become_outside(self) -> None:
@@ -190,22 +216,13 @@ class Member:
         """
         assert self.standing is Standing.OUTSIDE, f"{self.name} is {self.standing}"
         self.standing, self.stage = Standing.RETURNING, Stage.PREPARING
-        self.is_told_to_stop = self.has_ended_early = self.is_successful = False
+        self.has_ended_early = self.is_successful = False
         self.last_round = None
         self.wish = Wish.NONE if self.wish is Wish.IN else self.wish
         self.restarts.add(now_s)
 
-    def become_catching_up(self) -> None:
-        """An epoch has begun in which it gets the results, and gives nothing.
-
-        Invariant: its part did not count before.
-        """
-        assert self.is_out, f"{self.name} is {self.standing}"
-        self.standing = Standing.CATCHING_UP
-
     def become_taking_part(self) -> None:
-        """Rounds count its part. Invariant: it was started for that, and has caught up."""
-        assert self.is_returning, f"{self.name} is {self.standing}"
+        """Rounds count its part."""
         self.standing, self.has_taken_part = Standing.TAKES_PART, True
         self.restarts.num_vain = 0
         self.losses.clear()
@@ -223,28 +240,17 @@ class Member:
         if self.is_returning:
             self.standing = Standing.OUTSIDE
 
-    # ------------------------------------------------------------ what is known of its processes
+    # ------------------------------------------------------------ its processes
+
+    def lose(self, why: str, stage: Stage = Stage.LOST) -> None:
+        """None of its processes is left, or nobody who could say so; the first reason stays."""
+        self.stage, self.gone = stage, self.gone or why
+        self.become_outside_again()
 
     def begin_again(self) -> None:
         """It is started as if for the first time, after all sites were rolled back."""
-        self.stage, self.endpoints, self.is_told_to_stop = Stage.JOINED, (), False
-        self.gone = ""
-
-    def finish_ranks(self, last_round: int) -> None:
-        """Its ranks are done with the job after that round; -1: which is not known."""
-        self.last_round = last_round
-        self.begun = last_round if last_round >= 0 else self.begun
-
-    def leave_out(self, why: str, now_s: float, drop: DropRequested | None = None) -> None:
-        """Have the others go on without it."""
-        self.left_out = Absence(why, now_s, drop)
-
-    def is_heard(self) -> None:
-        """Its agent is there again."""
-        self.silent, self.session_lost = None, ""
+        self.stage, self.endpoints, self.gone = Stage.JOINED, (), ""
 
     def begin_anew(self) -> None:
-        """Its processes are there, and nothing holds that was said of those before."""
-        self.is_heard()
-        self.gone, self.left_out, self.last_round, self.begun = "", None, None, -1
-        self.is_successful = False
+        """Its ranks are there, and nothing holds that was said of those before."""
+        self.gone, self.last_round, self.is_successful = "", None, False

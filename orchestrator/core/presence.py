@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from isthmus.orchestrator.core import run_events
-from isthmus.orchestrator.core.epoch_record import EpochRecord
-from isthmus.orchestrator.core.members import Absence, Member
+from isthmus.orchestrator.core.journaled_run import JournaledRun
+from isthmus.orchestrator.core.members import Absence, Contact, Member, Reason
 from isthmus.orchestrator.core.quorum import (
     Facts,
     Limits,
@@ -20,7 +20,6 @@ from isthmus.orchestrator.core.quorum import (
     who_takes_part,
 )
 from isthmus.orchestrator.core.reach import Pair, Reach
-from isthmus.topology.spec.epoch import Epoch, Finished, Handover
 
 Saying = (
     run_events.SessionBroken
@@ -40,11 +39,12 @@ class Presence:
         ranks: Mapping[str, int],
         links: Iterable[Pair],
         limits: Limits,
-        members: Mapping[str, Member],
-        record: EpochRecord,
+        record: JournaledRun,
+        contacts: Mapping[str, Contact],
     ) -> None:
         """Begin with sites of which nothing is said yet."""
-        self._ranks, self._limits, self._sites, self._record = ranks, limits, members, record
+        self._ranks, self._limits, self._contacts = ranks, limits, contacts
+        self._sites, self._record = record.members, record.epochs
         self.reach = Reach(links, detect_s=limits.detect_s, collect_s=limits.collect_s)
         self.unheard: set[str] = set()
         """Members that a coordinator which has just begun has not heard of."""
@@ -61,32 +61,29 @@ class Presence:
         now_s: float,
     ) -> None:
         """Take what is said of a site."""
-        site = self._sites[event.site]
+        contact = self._contacts[event.site]
         match event:
             case run_events.SessionBroken():
-                site.session_lost = event.message
-            case run_events.SiteDone() if event.site in self._record.epoch.members:
-                site.finish_ranks(event.round)
-            case run_events.RoundBegun():
-                site.begun = max(site.begun, event.round)
+                contact.miss(Absence.DISCONNECTED, event.message, now_s)
+            case run_events.SiteDone() | run_events.RoundBegun():
+                contact.begun = max(contact.begun, event.round)
             case run_events.Suspected():
                 self.reach.suspect(event, now_s)
             case run_events.Reached():
                 self.reach.clear(event)
 
-    def lose(self, event: run_events.SiteEnded | run_events.SiteLost, now_s: float) -> bool:
+    def lose(self, event: run_events.SiteEnded | run_events.SiteLost) -> bool:
         """Take a site's end, or its silence; return whether it is gone before its work was done."""
         site = self._sites[event.site]
         if isinstance(event, run_events.SiteLost) and event.silent_s > 0:
-            site.silent = Absence(event.message, now_s)
             self.unheard.discard(event.site)
             return False
-        if isinstance(event, run_events.SiteEnded) and event.succeeded and not event.failures:
-            if site.name not in self._record.epoch.members:
-                self.reach.forget(event.site)
+        if site.is_successful and event.site in self._record.epoch.members:
             return False
         self.reach.forget(event.site)
-        return True
+        return isinstance(event, run_events.SiteLost) or not (
+            event.succeeded and not event.failures
+        )
 
     # ------------------------------------------------------------ members
 
@@ -100,9 +97,9 @@ class Presence:
 
     def is_gone(self, site: Member) -> bool:
         """Whether nothing of a site is left, by its agent's word or by all signs."""
-        is_unheard = bool(site.session_lost or site.silent)
+        unheard = {Absence.DISCONNECTED, Absence.SILENT} & self._contacts[site.name].absences.keys()
         return bool(site.gone) or (
-            is_unheard and self.reach.is_called_gone(site.name, self._is_live)
+            bool(unheard) and self.reach.is_called_gone(site.name, self.is_live)
         )
 
     def is_left(self, site: Member) -> bool:
@@ -112,18 +109,17 @@ class Presence:
     def is_dead(self, name: str) -> bool:
         """Whether no round may wait for a site."""
         site = self._sites[name]
-        return not site.is_live or self.is_gone(site)
+        return not self.is_live(name) or self.is_gone(site)
 
     def why_lost(self, name: str) -> str:
         """Return why a site is not to be a member any more."""
-        site = self._sites[name]
-        absences = [each.why for each in (site.left_out, site.silent) if each is not None]
-        reported = [site.gone, *absences, site.session_lost if self.is_dead(name) else ""]
-        return next(filter(None, reported), "") or self.reach.why_not(name)
+        known = self._contacts[name].absences
+        absences = [known[how].why for how in Absence if how in known] if self.is_dead(name) else []
+        return next(filter(None, [self._sites[name].gone, *absences]), self.reach.why_not(name))
 
     def dead_links(self, now_s: float, among: Iterable[str] | None = None) -> frozenset[Pair]:
         """Return the links between live sites, all or some, that are not to be used."""
-        dead, names = self.reach.dead_links(self._is_live, now_s), {*(among or self._sites)}
+        dead, names = self.reach.dead_links(self.is_live, now_s), {*(among or self._sites)}
         return frozenset(pair for pair in dead if names.issuperset(pair))
 
     def is_linked(self, members: tuple[str, ...], now_s: float) -> bool:
@@ -132,24 +128,36 @@ class Presence:
         others = [name for name in members if name not in follows] or members
         return all(len(self.reach.parts(each, dead)) == 1 for each in (members, others))
 
-    def _is_live(self, name: str) -> bool:
-        return self._sites[name].is_live
+    def is_live(self, name: str) -> bool:
+        """Whether a round may wait for a site."""
+        site = self._sites[name]
+        return not (site.gone or site.is_successful or self._contacts[name].is_absent)
+
+    def leave_out(
+        self, name: str, why: str, now_s: float, drop: run_events.DropRequested | None = None
+    ) -> None:
+        """Have the others go on without a site that lives."""
+        self._contacts[name].miss(Absence.LEFT_OUT, why, now_s, drop)
+
+    def _left_out(self, site: Member) -> Reason | None:
+        return self._contacts[site.name].absences.get(Absence.LEFT_OUT)
 
     # ------------------------------------------------------------ who goes on
 
     def awaits_news(self, now_s: float) -> bool:
         """Whether it is too early to decide anything."""
-        members = self.members()
-        if any(site.name in self.unheard and site.is_live for site in members):
+        names = self._record.epoch.members
+        if any(name in self.unheard and self.is_live(name) for name in names):
             return True  # leases of those that do not come will end
+        silences = [self._contacts[name].absences.get(Absence.SILENT) for name in names]
         heard_by_s = now_s - self._limits.collect_s
         # Others are about to say whether they still reach it.
-        return any(site.silent and site.silent.since_s > heard_by_s for site in members)
+        return any(silence.since_s > heard_by_s for silence in silences if silence)
 
     def quorum(self, now_s: float) -> Quorum:
         """Return who goes on, and remember what has to be known of an outage."""
         members = self.members()
-        present = [site.name for site in members if self.is_left(site) and not site.left_out]
+        present = [s.name for s in members if self.is_left(s) and not self._left_out(s)]
         live = [site.name for site in members if not self.is_dead(site.name)]
         facts = Facts(
             members=tuple(self._facts_of(site) for site in members),
@@ -169,7 +177,7 @@ class Presence:
             name=site.name,
             num_ranks=self._ranks[site.name],
             is_gone=self.is_gone(site),
-            is_left_out=site.left_out is not None,
+            is_left_out=self._left_out(site) is not None,
             is_done=site.is_done,
             has_finished=site.is_successful,
         )
@@ -181,15 +189,11 @@ class Presence:
         """
         limits = self._limits
         wait_s = min(limits.detect_s * 2**self.num_chances, limits.ride_out_s)
-        due = [
-            (site, site.left_out)
-            for site in self.members()
-            if site.left_out and self.is_left(site) and now_s >= site.left_out.since_s + wait_s
-        ]
-        for site, _ in due:
-            site.left_out = None
+        left_out = {s.name: self._left_out(s) for s in self.members() if self.is_left(s)}
+        due = [n for n, reason in left_out.items() if reason and now_s >= reason.since_s + wait_s]
+        reasons = [self._contacts[name].absences.pop(Absence.LEFT_OUT) for name in due]
         self.num_chances += bool(due)
-        return [absence.drop for _, absence in due if absence.drop is not None]
+        return [reason.drop for reason in reasons if reason.drop is not None]
 
     def all_done(self) -> list[run_events.Outcome]:
         """Return what follows once all are done that are there: others are lost.
@@ -205,20 +209,6 @@ class Presence:
         rejoined = [run_events.SiteRejoined(name, from_round) for name in left if is_alone]
         return [*rejoined, *(run_events.GoOnWithout(name, self.why_lost(name)) for name in lost)]
 
-    def begin_epoch(
-        self,
-        epoch: Epoch,
-        handovers: tuple[Handover, ...] = (),
-        kept: tuple[Finished, ...] = (),
-        *,
-        lost: Mapping[str, str] | None = None,
-        is_redo: bool = False,
-    ) -> None:
-        """Go on with other members; `kept` is what is finished of their first round."""
-        self.num_chances = 0
-        sites, record = self._sites, self._record
-        record.begin(epoch, handovers, kept, sites, lost=lost or {}, is_redo=is_redo)
-
     # ------------------------------------------------------------ early ends
 
     def leave_early_out(self, now_s: float) -> list[run_events.SiteEndedEarly]:
@@ -226,23 +216,24 @@ class Presence:
 
         All may end with the same round, at unlike times. The round that waits is done again.
         """
-        live = [site for site in self.members() if site.is_live]
-        first = max(live, key=lambda site: site.begun, default=None)
+        live = [site for site in self.members() if self.is_live(site.name)]
+        first = max(live, key=lambda site: self._contacts[site.name].begun, default=None)
         if first is None:
             return []
+        begun = self._contacts[first.name].begun
         last_rounds = [(site, self._last_round(site)) for site in live]
         early = [
             (site, last_round)
             for site, last_round in last_rounds
-            if last_round is not None and last_round < first.begun
+            if last_round is not None and last_round < begun
         ]
         num_left = len(self.members()) - len(early)
-        num_left -= sum(not (site.is_live or site.is_successful) for site in self.members())
+        num_left -= sum(not (self.is_live(s.name) or s.is_successful) for s in self.members())
         for site, last_round in early:
             why = f"it ended after round {last_round}, and site {first.name} is in "
-            site.leave_out(f"{why}round {first.begun}", now_s)
+            self.leave_out(site.name, f"{why}round {begun}", now_s)
         return [
-            run_events.SiteEndedEarly(site.name, last_round, first.name, first.begun, num_left)
+            run_events.SiteEndedEarly(site.name, last_round, first.name, begun, num_left)
             for site, last_round in early
         ]
 

@@ -108,7 +108,7 @@ class RankReports:
     def recall(self, members: Collection[Member], verified_steps: int) -> None:
         """Go on as an earlier coordinator did."""
         for each in members:
-            (self._digests.drop if each.is_out else self._digests.regain)(each.name)
+            (self._digests.drop if each.is_outside else self._digests.regain)(each.name)
         self._digests.verified_steps = verified_steps
 
     # ------------------------------------------------------------ who takes part

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.forming import Forming
-from isthmus.orchestrator.core.members import Member, Stage, Standing, Wish
+from isthmus.orchestrator.core.members import Contact, Member, Stage, Standing
+from isthmus.orchestrator.core.policy import is_restart_due, may_restart, next_restart_s
 from isthmus.orchestrator.core.rank_reports import NO_STATE, Progress
 from isthmus.orchestrator.core.run_events import Action, RecordEvent
 from isthmus.topology.spec.world import Topology
@@ -19,14 +20,15 @@ class Returns:
         self,
         topology: Topology,
         members: Mapping[str, Member],
+        contacts: Mapping[str, Contact],
         progress: Progress,
         forming: Forming,
         *,
         may_return: bool,
     ) -> None:
         """`may_return`: a site can be given the run's state."""
-        self._topology, self._members, self._progress = topology, members, progress
-        self._forming, self._may_return = forming, may_return
+        self._topology, self._members, self._contacts = topology, members, contacts
+        self._progress, self._forming, self._may_return = progress, forming, may_return
 
     # ------------------------------------------------------------ whether they may
 
@@ -43,7 +45,7 @@ class Returns:
             return self._new_problem(site)
         if site.standing is Standing.LEAVING:
             return f"site {site.name} is about to leave"
-        if not site.is_out:
+        if not site.is_outside:
             return f"site {site.name} takes part"
         if site.is_returning:
             return f"site {site.name} is coming back already"
@@ -52,14 +54,14 @@ class Returns:
     def _new_problem(self, site: Member) -> str:
         """Return why a site that the run did not begin with cannot be added; nothing if it can."""
         topology = self._topology
-        present = [each.name for each in self._members.values() if not each.is_out]
+        present = [each.name for each in self._members.values() if not each.is_outside]
         if not any(topology.link(site.name, at) and topology.link(at, site.name) for at in present):
             return (
                 f"the topology has no link, both ways, between site {site.name} and any that takes "
                 f"part ({', '.join(present)}): add a site first to which it has one, or write one "
                 "into `links` and go on with `isthmus launch --resume`"
             )
-        if not site.has_agent:
+        if not self._contacts[site.name].has_agent:
             place = topology.coordinator_told or topology.coordinator
             at = f"{place.host}:{place.port}" if place.port else "HOST:PORT"
             return (
@@ -69,66 +71,52 @@ class Returns:
             )
         return self.problem
 
-    def may_restart(self, site: Member, now_s: float) -> bool:
-        """Whether a site was not started again too often lately."""
-        return len(site.restarts.lately(now_s)) < self._topology.failure.max_restarts
-
     def note_in_vain(self, site: Member, why: str, now_s: float, *, brings_back: bool) -> str:
         """Say why a site did not come back, and when it is started again."""
         note = f"site {site.name} did not come back: {why}"
         if not brings_back or site.is_dropped:
             return note
-        if not self.may_restart(site, now_s):
+        rules = self._topology.failure
+        if not may_restart(site, rules, now_s):
             return (
                 f"{note}; it is not started again: `failure.max_restarts` are used up, "
                 f"{len(site.restarts.lately(now_s))} within an hour (`isthmus sites add` starts it)"
             )
-        return f"{note}; it is started again in {max(0.0, self._next_s(site) - now_s):.0f} s"
-
-    def _next_s(self, site: Member) -> float:
-        return site.restarts.next_s(self._topology.failure.detect_within_s)
+        next_s = max(0.0, next_restart_s(site, rules) - now_s)
+        return f"{note}; it is started again in {next_s:.0f} s"
 
     # ------------------------------------------------------------ how they do
 
-    def next(self, now_s: float, being_let_in: Collection[str]) -> list[Action]:
+    def next(self, now_s: float, being_let_in: Collection[str]) -> Iterator[Action]:
         """Take each site that comes back one stage further, and start those that are due.
 
         Of those that are `being_let_in` nothing is started: a refusal would end that, too.
         """
-        actions: list[Action] = []
-        for site in self._members.values():
+        rules = self._topology.failure
+        for name, site in self._members.items():
+            contact = self._contacts[name]
             is_prepared = site.is_returning and site.stage is Stage.PREPARED
             if is_prepared and self._forming.wan.leads_to(site.endpoints):
-                actions += self._start(site)
-            if site.name not in being_let_in and self._is_due(site, now_s):
-                note = f"site {site.name} is started{' again' if site.has_taken_part else ''}"
-                site.become_returning(now_s)
-                actions.append(RecordEvent("site.returning", site.name, {"note": note}))
-                actions.append(self.prepare(site))
-        return actions
-
-    def _is_due(self, site: Member, now_s: float) -> bool:
-        """Whether a site is to be started now: its agent has nothing left of the run."""
-        is_free = site.stage is (Stage.JOINED if site.is_new else Stage.ENDED)
-        if not (site.is_out and site.has_agent and is_free):
-            return False
-        if site.is_dropped or site.is_new or site.has_ended_early or site.wish is Wish.IN:
-            return site.wish is Wish.IN
-        has_paused = not site.restarts.lately(now_s) or now_s >= self._next_s(site)
-        return has_paused and self.may_restart(site, now_s)
+                yield from self._start(site)
+            is_due = is_restart_due(site, rules, now_s, has_agent=contact.has_agent)
+            if is_due and name not in being_let_in:
+                note = f"site {name} is started{' again' if site.has_taken_part else ''}"
+                yield RecordEvent("site.returning", name, {"note": note})
+                contact.is_told_to_stop = False
+                yield self.prepare(site)
 
     def prepare(self, site: Member) -> Action:
         """Return what an agent is told first."""
         namespace = (self._forming.wan.namespaces or {}).get(site.name)
         return run_events.SendPrepare(site.name, namespace, returns=True)
 
-    def _start(self, site: Member) -> list[Action]:
+    def _start(self, site: Member) -> Iterator[Action]:
         """Start the ranks of a site, and lead others to it that come back as well."""
+        yield RecordEvent("site.starting", site.name)
+        book = self._forming.address_book()
         started = {Stage.STARTING, Stage.RUNNING}
         everybody = self._members.values()
         others = [each for each in everybody if each.is_returning and each.stage in started]
-        site.stage = Stage.STARTING
-        book = self._forming.address_book()
         # They may be about to take over what lies at this site.
-        starts = [run_events.SendStart(each.name, book[each.name]) for each in (site, *others)]
-        return [RecordEvent("site.starting", site.name), *starts]
+        for name in (site.name, *(other.name for other in others if other is not site)):
+            yield run_events.SendStart(name, book[name])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from isthmus.orchestrator.core.first_failure import first_failure
 from isthmus.orchestrator.core.members import Member
-from isthmus.orchestrator.core.run_events import Action, RecordEvent, RunState
+from isthmus.orchestrator.core.run_events import RunState
 from isthmus.protos.failure import Failure
 
 LOSES_SITE = frozenset(
@@ -48,9 +48,7 @@ class Ending:
     After a failure the other sites have a moment to report theirs. Then all are stopped.
     """
 
-    collect_s: float = field(default=0.0, compare=False)
-    """After the first failure others have this long to come that may explain it."""
-    stopped_s: float | None = field(default=None, compare=False)
+    stopped_s: float | None = None
     """When the sites were told to stop, or had ended by themselves."""
     _failures: list[Failure] = field(default_factory=list)
     _first_s: float = math.inf
@@ -77,16 +75,16 @@ class Ending:
             self._first_s, self._is_explained = now_s, is_last
         self._failures.append(failure)
 
-    def cancel(self, because: str) -> list[Action]:
-        """Note that somebody wants the run to end, unless a failure came first."""
-        if self.has_begun:
-            return []
+    def cancel(self, because: str) -> None:
+        """Note that somebody wants the run to end."""
         self._cancelled_because = because
-        return [RecordEvent("run.cancel_requested", detail={"message": because})]
 
-    def is_stop_due(self, now_s: float) -> bool:
-        """Whether the sites are to be told to stop now."""
-        known_s = self._first_s + (0.0 if self._is_explained else self.collect_s)
+    def is_stop_due(self, now_s: float, collect_s: float) -> bool:
+        """Return whether the sites are to be told to stop now.
+
+        After the first failure others have `collect_s` to come that may explain it.
+        """
+        known_s = self._first_s + (0.0 if self._is_explained else collect_s)
         is_known = bool(self._cancelled_because) or now_s >= known_s
         return is_known and self.stopped_s is None
 
@@ -96,7 +94,7 @@ def success(members: Sequence[Member], checkpoint_problem: str, *, allows_losses
     lost = [
         site
         for site in members
-        if site.is_out and site.has_taken_part and not (site.is_dropped or site.has_ended_early)
+        if site.is_outside and site.has_taken_part and not (site.is_dropped or site.has_ended_early)
     ]
     said = [f"site {site.name} was lost and did not come back: {site.why_out}" for site in lost]
     said += [checkpoint_problem] if checkpoint_problem else []
@@ -109,7 +107,7 @@ def success(members: Sequence[Member], checkpoint_problem: str, *, allows_losses
 
 def note_of_missing(members: Sequence[Member]) -> str:
     """Return what people should know of sites that were not there at the end; empty: nothing."""
-    left = [site for site in members if site.has_taken_part and site.is_out]
+    left = [site for site in members if site.has_taken_part and site.is_outside]
     early = [site.name for site in left if site.has_ended_early and not site.is_dropped]
     dropped = [site.name for site in left if site.is_dropped]
     out = [site.name for site in left if site.name not in {*early, *dropped}]

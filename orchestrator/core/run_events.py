@@ -444,13 +444,6 @@ class GoOnWithout:
 
 
 @dataclass(frozen=True, slots=True)
-class SiteLeaves:
-    """A site that was dropped has its last round, and ends after it."""
-
-    site: str
-
-
-@dataclass(frozen=True, slots=True)
 class DropRefused:
     """A site that was to be dropped stays, for the others cannot do without it."""
 
@@ -508,7 +501,7 @@ RankReport = (
 """What ranks report while they train: it changes nothing in who takes part (rank_reports.py)."""
 EpochReport = Suspected | Reached | RoundBegun | SitePaused | EpochEntered | TreesWanted
 """What only the epochs hear (epochs.py)."""
-Outcome = GoOnWithout | SiteLeaves | DropRefused | SiteEndedEarly | SiteRejoined | CannotGoOn
+Outcome = GoOnWithout | DropRefused | SiteEndedEarly | SiteRejoined | CannotGoOn
 Event = (
     SiteJoined
     | SiteLost

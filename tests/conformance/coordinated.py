@@ -21,8 +21,10 @@ from isthmus.orchestrator.coordinator.run_epochs import (
 from isthmus.orchestrator.core.epoch_changes import Action
 from isthmus.orchestrator.core.epochs import Epochs
 from isthmus.orchestrator.core.journaled_run import JournaledRun
+from isthmus.orchestrator.core.members import Contact
 from isthmus.orchestrator.core.run_events import (
     Event,
+    RecordEvent,
     RoundBegun,
     SendCancel,
     SendPause,
@@ -36,6 +38,7 @@ from isthmus.sites.agent.site_gateways import EpochChange
 from isthmus.sites.gateway.agent_port import Resume, Settle, read_commands
 from isthmus.topology.spec.run_spec import RunSpec
 from tests.fakes.gateway_sites import Member
+from tests.fakes.run_worlds import read_again
 
 
 class Coordinated:
@@ -43,8 +46,9 @@ class Coordinated:
 
     def __init__(self, spec: RunSpec, members: Sequence[Member]) -> None:
         """Begin with all of them."""
-        record = JournaledRun("run", spec.site_names, first_epoch(spec))
-        self._epochs = Epochs(epoch_rules(spec), record.members, record.epochs)
+        self._record = JournaledRun("run", spec.site_names, first_epoch(spec))
+        contacts = {name: Contact() for name in spec.site_names}
+        self._epochs = Epochs(epoch_rules(spec), self._record, contacts)
         self._members = {member.config.site: member for member in members}
         self._ranks = {site.name: site.num_ranks for site in spec.topology.sites}
         self._num_read = dict.fromkeys(self._members, 0)
@@ -77,8 +81,17 @@ class Coordinated:
                 self._agents[site].answered(said)
 
     def _handle(self, event: Event) -> None:
-        for action in self._epochs.handle(event, time.monotonic()):
-            self._do(action)
+        now_s = time.monotonic()
+        if isinstance(event, SiteDone):
+            self._write(RecordEvent("site.done", event.site, {"round": event.round}), now_s)
+        for action in self._epochs.handle(event, now_s):
+            if isinstance(action, RecordEvent):
+                self._write(action, now_s)
+            else:
+                self._do(action)
+
+    def _write(self, record: RecordEvent, now_s: float) -> None:
+        self._record.apply(read_again(record, 0), now_s)
 
     def _do(self, action: Action) -> None:
         match action:

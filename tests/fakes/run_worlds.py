@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.epoch_changes import Action
@@ -24,6 +25,7 @@ GRACE_S = 1.0
 COLLECT_S = 1.0
 
 
+Act = TypeVar("Act")
 GATHER = CodedPlan(ReductionPlan(3, (), ""), ("fp32",))
 _RULES = EpochRules(
     ranks={},
@@ -39,13 +41,13 @@ _RULES = EpochRules(
 class _NoEpochs(Epochs):
     """Decides nothing: tests say what the epochs have decided."""
 
-    def handle(self, event: run_events.Event, now_s: float) -> list[Action]:
-        return []
+    def handle(self, event: run_events.Event, now_s: float) -> Iterator[Action]:
+        yield from ()
 
 
 class _RunAlone(Run):
     def _begin_epochs(self) -> Epochs:
-        return _NoEpochs(self._rules, self.members, self._epoch_record)
+        return _NoEpochs(self._rules, self._record, self._contacts)
 
 
 class World:
@@ -94,12 +96,15 @@ class World:
 
     def recall(self, records: Iterable[RecordEvent]) -> None:
         """Have another coordinator go on with what was written down."""
-        record = JournaledRun("run", self.sites, self._first, clock=lambda _: self.now_s)
+        self.record = JournaledRun("run", self.sites, self._first)
         told = [read_again(each, number) for number, each in enumerate(records)]
         for each in told:
-            record.apply(each)
-        self.machine = _RunAlone(self._described, _RULES, self._settings, record, self.now_s)
-        self.actions += self.machine.resume(self.now_s) if told else []
+            self.record.apply(each, self.now_s)
+        self.machine = _RunAlone(self._described, _RULES, self._settings, self.record, self.now_s)
+        self.actions += self._applied(self.machine.resume(self.now_s)) if told else []
+
+    def _applied(self, actions: Iterable[run_events.Action]) -> list[run_events.Action]:
+        return applied(actions, self.record, self.now_s)
 
     def member(self, site: str) -> Member:
         return self.machine.members[site]
@@ -107,14 +112,14 @@ class World:
     def tell(self, *told: run_events.Event) -> list[run_events.Action]:
         new = []
         for event in told:
-            new += self.machine.handle(event, self.now_s)
+            new += self._applied(self.machine.handle(event, self.now_s))
             if not self.needs_all or not isinstance(
                 event, run_events.SiteLost | run_events.SiteEnded
             ):
                 continue
             if event.site in self.sites and not self.member(event.site).is_successful:
                 too_few = run_events.CannotGoOn("SITE_LOST", f"{event.site} is lost")
-                new += self.machine.handle(too_few, self.now_s)
+                new += self._applied(self.machine.handle(too_few, self.now_s))
         self.actions += new
         return new
 
@@ -183,6 +188,16 @@ def read_again(record: RecordEvent, sequence: int, wall_s: float = 0.0) -> Recor
         site=record.site,
         detail=json.loads(json.dumps(record.detail)),
     )
+
+
+def applied(actions: Iterable[Act], record: JournaledRun, now_s: float) -> list[Act]:
+    """Return actions; what is written down is applied before the next is asked for."""
+    done = []
+    for action in actions:
+        if isinstance(action, RecordEvent):
+            record.apply(read_again(action, 0), now_s)
+        done.append(action)
+    return done
 
 
 def recorded_events(world: World) -> list[run_events.RecordEvent]:

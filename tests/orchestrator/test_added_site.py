@@ -10,7 +10,7 @@ from isthmus.orchestrator.core.journaled_run import JournaledRun
 from isthmus.orchestrator.core.run import Run, RunSettings
 from isthmus.orchestrator.core.run_events import Action, Event, RecordEvent
 from tests.fakes.run_specs import spec_of_texts
-from tests.fakes.run_worlds import prepared, read_again, stepped
+from tests.fakes.run_worlds import applied, prepared, read_again, stepped
 from tests.fakes.worlds import JOB, topology_text
 
 SPEC = spec_of_texts(f"{JOB}begin_with: [a, b]\n", topology_text(3, min_sites=1))
@@ -20,15 +20,17 @@ class Led:
     """A run of sites a and b, to which site c may be added, and all that was ever asked for."""
 
     def __init__(self, records: Sequence[RecordEvent] = ()) -> None:
-        record = JournaledRun("run", SPEC.site_names, first_epoch(SPEC), clock=lambda _: 0.0)
+        self.record = JournaledRun("run", SPEC.site_names, first_epoch(SPEC))
         for number, each in enumerate(records):
-            record.apply(read_again(each, number))
+            self.record.apply(read_again(each, number), 0.0)
         settings = RunSettings(may_return=True)
-        self.led = Run(SPEC.topology, epoch_rules(SPEC), settings, record, 0.0)
-        self.actions: list[Action] = self.led.resume(0.0) if records else []
+        self.led = Run(SPEC.topology, epoch_rules(SPEC), settings, self.record, 0.0)
+        self.actions = applied(self.led.resume(0.0), self.record, 0.0) if records else []
 
     def tell(self, *events: Event) -> list[Action]:
-        new = [action for event in events for action in self.led.handle(event, 1.0)]
+        new = []
+        for event in events:
+            new += applied(self.led.handle(event, 1.0), self.record, 1.0)
         self.actions += new
         return new
 

@@ -34,7 +34,7 @@ TWO = ("ap", "eu")
 
 
 def done(core: Core, *names: str, round_: int = 9) -> list[Action]:
-    return [each for name in names for each in core.handle(SiteDone(name, round_), 10)]
+    return [each for name in names for each in core.tell(SiteDone(name, round_), 10)]
 
 
 # ---------------------------------------------------------------- epochs
@@ -42,14 +42,14 @@ def done(core: Core, *names: str, round_: int = 9) -> list[Action]:
 
 def test_the_others_do_the_round_again_that_waits_for_a_site_which_is_done() -> None:
     core = machine()
-    assert core.handle(RoundBegun("ap", 9), 10) == []
+    assert core.tell(RoundBegun("ap", 9), 10) == []
     assert done(core, "sa") == []
-    actions = core.handle(RoundBegun("eu", 10), 10)
+    actions = core.tell(RoundBegun("eu", 10), 10)
     assert actions[0] == SiteEndedEarly("sa", 9, "eu", 10, num_left=2)
     assert kinds(actions[1:]) == ["epoch.proposed", "SendPause", "SendPause"]
     assert actions[2] == SendPause("ap", 1, ("sa",), is_redo=True)
-    core.handle(settled("ap", 1, 10), 11)
-    actions = core.handle(settled("eu", 1, 10), 11)
+    core.tell(settled("ap", 1, 10), 11)
+    actions = core.tell(settled("eu", 1, 10), 11)
     epoch, handovers = begun(actions)
     assert (epoch.members, epoch.from_round, handovers) == (("ap", "eu"), 10, ())
     why = "it ended after round 9, and site eu is in round 10"
@@ -60,10 +60,10 @@ def test_what_one_has_of_its_last_round_the_others_get_from_who_goes_on() -> Non
     """A site is in the next round, and another has not had all of the last one."""
     core = machine()
     done(core, "sa")
-    core.handle(RoundBegun("eu", 10), 10)
+    core.tell(RoundBegun("eu", 10), 10)
     chunks = settled("eu", 1, 9, (0, 3)).finished
-    core.handle(SitePaused(site="eu", epoch=1, round=10, finished=chunks, chain_round=9), 11)
-    actions = core.handle(settled("ap", 1, 9, (0, 1)), 11)
+    core.tell(SitePaused(site="eu", epoch=1, round=10, finished=chunks, chain_round=9), 11)
+    actions = core.tell(settled("ap", 1, 9, (0, 1)), 11)
     epoch, (handover,) = begun(actions)
     assert epoch.from_round == 9
     assert (handover.donor, handover.receiver, handover.round) == ("eu", "ap", 9)
@@ -74,39 +74,39 @@ def test_the_only_site_that_is_left_goes_on_alone(is_done_first: bool) -> None:
     core = machine(names=TWO)
     told = (SiteDone("eu", 9), RoundBegun("ap", 10))
     first, second = told if is_done_first else told[::-1]
-    assert core.handle(first, 10) == []
-    assert core.handle(second, 10)[0] == SiteEndedEarly("eu", 9, "ap", 10, num_left=1)
-    actions = core.handle(settled("ap", 1, 10), 11)
+    assert core.tell(first, 10) == []
+    assert core.tell(second, 10)[0] == SiteEndedEarly("eu", 9, "ap", 10, num_left=1)
+    actions = core.tell(settled("ap", 1, 10), 11)
     assert begun(actions)[0].members == ("ap",)
-    core.handle(SiteDone("ap", 13), 20)
-    assert core.handle(SiteLost("ap", "its gateway was killed"), 21) == [], "all are done"
+    core.tell(SiteDone("ap", 13), 20)
+    assert core.tell(SiteLost("ap", "its gateway was killed"), 21) == [], "all are done"
 
 
 def test_sites_that_end_with_the_same_round_at_unlike_times_are_not_early() -> None:
     core = machine()
     for name in core.epoch.members:
-        assert core.handle(RoundBegun(name, 9), 10) == []
+        assert core.tell(RoundBegun(name, 9), 10) == []
     assert done(core, "sa") == []
-    assert core.handle(RoundBegun("sa", 9), 500) == []
+    assert core.tell(RoundBegun("sa", 9), 500) == []
     assert done(core, "ap") == []
-    assert core.handle(RoundBegun("eu", 9), 3000) == []
+    assert core.tell(RoundBegun("eu", 9), 3000) == []
     assert done(core, "eu") == []
 
 
 def test_two_sites_that_are_done_leave_together() -> None:
     core = machine()
     done(core, "sa", "eu")
-    actions = core.handle(RoundBegun("ap", 10), 10)
+    actions = core.tell(RoundBegun("ap", 10), 10)
     assert [each.site for each in actions if isinstance(each, SiteEndedEarly)] == ["eu", "sa"]
-    actions = core.handle(settled("ap", 1, 10), 11)
+    actions = core.tell(settled("ap", 1, 10), 11)
     assert begun(actions)[0].members == ("ap",)
 
 
 def test_who_is_dead_is_no_witness() -> None:
     """What it had begun, nobody has to go on with."""
     core = machine()
-    core.handle(RoundBegun("ap", 10), 9)
-    core.handle(SiteLost("ap", "killed"), 9)
+    core.tell(RoundBegun("ap", 10), 9)
+    core.tell(SiteLost("ap", "killed"), 9)
     actions = done(core, "sa")
     assert not any(isinstance(each, SiteEndedEarly) for each in actions)
 
@@ -114,7 +114,7 @@ def test_who_is_dead_is_no_witness() -> None:
 def test_a_site_whose_last_round_is_not_known_stays() -> None:
     core = machine()
     done(core, "sa", round_=-1)
-    assert core.handle(RoundBegun("ap", 10), 10) == []
+    assert core.tell(RoundBegun("ap", 10), 10) == []
 
 
 @pytest.mark.parametrize(
@@ -127,19 +127,19 @@ def test_a_site_whose_last_round_is_not_known_stays() -> None:
 def test_where_the_others_are_not_to_go_on_no_epoch_begins(limits: Limits) -> None:
     core = machine(limits)
     done(core, "sa")
-    actions = core.handle(RoundBegun("ap", 10), 10)
+    actions = core.tell(RoundBegun("ap", 10), 10)
     assert actions == [SiteEndedEarly("sa", 9, "ap", 10, num_left=2)]
-    assert core.handle(RoundBegun("ap", 10), 11) == []
+    assert core.tell(RoundBegun("ap", 10), 11) == []
 
 
 def test_a_change_that_is_under_way_gives_way() -> None:
     core = machine()
-    core.handle(SiteLost("sa", "killed"), 5)
+    core.tell(SiteLost("sa", "killed"), 5)
     for name in TWO:
-        core.handle(settled(name, 1, 5), 6)
-    core.handle(SiteRunning("sa"), 7)
+        core.tell(settled(name, 1, 5), 6)
+    core.tell(SiteRunning("sa"), 7)
     done(core, "eu")
-    actions = core.handle(RoundBegun("ap", 10), 10)
+    actions = core.tell(RoundBegun("ap", 10), 10)
     assert actions[0] == SiteEndedEarly("eu", 9, "ap", 10, num_left=1)
     assert "SendPause" in kinds(actions)
 
@@ -149,10 +149,8 @@ def test_the_next_coordinator_knows_the_last_round() -> None:
     done(core, "sa")
     later.restore([RecordEvent("site.done", "sa", {"round": 9})])
     for name in later.epoch.members:
-        later.handle(SiteJoined(name, "host", 0), 10)
-    assert later.handle(RoundBegun("ap", 10), 11)[0] == SiteEndedEarly(
-        "sa", 9, "ap", 10, num_left=2
-    )
+        later.tell(SiteJoined(name, "host", 0), 10)
+    assert later.tell(RoundBegun("ap", 10), 11)[0] == SiteEndedEarly("sa", 9, "ap", 10, num_left=2)
 
 
 # ---------------------------------------------------------------- the run

@@ -361,7 +361,7 @@ def test_samplers_for_other_data_end_the_run_unless_that_site_is_out(is_out: boo
     world = begun_by_a_and_b() if is_out else World(3)
     if not is_out:
         world.activate()
-    assert world.member("c").is_out is is_out
+    assert world.member("c").is_outside is is_out
     for site, num_samples in (("a", 64), ("b", 64), ("c", 63)):
         world.tell(run_events.SamplerMade(site, 0, f"{num_samples} samples and seed 0"))
     world.wait(COLLECT_S)

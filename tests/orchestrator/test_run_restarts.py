@@ -3,6 +3,8 @@
 Each test is a run that tests/sim has found.
 """
 
+from collections.abc import Iterable
+
 import pytest
 
 from isthmus.orchestrator.core import run_events
@@ -29,7 +31,7 @@ from isthmus.orchestrator.core.run_events import (
 )
 from isthmus.protos.failure import Failure
 from isthmus.topology.spec.epoch import Epoch
-from tests.fakes.run_worlds import read_again, stepped
+from tests.fakes.run_worlds import applied, read_again, stepped
 from tests.sim.plans import LIMITS, all_pairs, followed_plan, links_of, plan_of, world
 
 NAMES = ("ap", "eu", "us")
@@ -55,19 +57,21 @@ class Led:
             links_of=lambda reduction: links_of(NAMES, reduction),
         )
         first = Epoch(0, NAMES, plan_of(NAMES, NAMES, frozenset(), 0), 0)
-        record = JournaledRun("run", NAMES, first, clock=lambda _: self.now_s)
+        self.record = JournaledRun("run", NAMES, first)
         for number, each in enumerate(self.records):
-            record.apply(read_again(each, number))
-        return Run(world(NAMES), rules, RunSettings(may_return=True), record, self.now_s)
+            self.record.apply(read_again(each, number), self.now_s)
+        return Run(world(NAMES), rules, RunSettings(may_return=True), self.record, self.now_s)
 
     def tell(self, *events: Event) -> list[Action]:
-        new = [action for each in events for action in self.led.handle(each, self.now_s)]
-        self._keep(new)
-        return new
+        return [
+            action for each in events for action in self._keep(self.led.handle(each, self.now_s))
+        ]
 
-    def _keep(self, new: list[Action]) -> None:
+    def _keep(self, actions: Iterable[Action]) -> list[Action]:
+        new = applied(actions, self.record, self.now_s)
         self.actions += new
         self.records += [each for each in new if isinstance(each, RecordEvent)]
+        return new
 
     def wait(self, seconds: float) -> list[Action]:
         self.now_s += seconds

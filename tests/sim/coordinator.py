@@ -6,7 +6,8 @@ leases (leases.py). Sessions are as orchestrator/coordinator/control.py has them
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from isthmus.orchestrator.core import run_events
@@ -33,19 +34,16 @@ FORGOTTEN = {
 class _ReleasesEarly(Run):
     """Lets all gateways go with the first site that is done."""
 
-    def _release_if_done(self) -> list[Action]:
-        if self._is_released or not self.is_going_on or not self.has_done_sites:
-            return []
-        self._is_released = True
-        waiting = [site for site in self._all() if site.may_have_processes]
-        return [run_events.SendRelease(site.name) for site in waiting]
+    def _release_if_done(self) -> Iterator[Action]:
+        if self.is_going_on and not self._departures.is_released and self.has_done_sites:
+            yield from self._departures.release()
 
 
 class _StopsFollowers(Run):
     """Does not know, after a restart, who catches up."""
 
-    def resume(self, now_s: float, verified_steps: int = 0) -> list[Action]:
-        for site in self._all():
+    def resume(self, now_s: float, verified_steps: int = 0) -> Iterator[Action]:
+        for site in self.members.values():
             site.become_outside_again()
         return super().resume(now_s, verified_steps)
 
@@ -53,23 +51,23 @@ class _StopsFollowers(Run):
 class _GoesOnWithoutScript(Run):
     """Takes a script's error for an outage of its site."""
 
-    def handle(self, event: Event, now_s: float) -> list[Action]:
-        self._failures.losable = LOSES_SITE | {SCRIPT_FAILED}
+    def handle(self, event: Event, now_s: float) -> Iterator[Action]:
+        self._failures._losable = LOSES_SITE | {SCRIPT_FAILED}
         return super().handle(event, now_s)
 
 
 class _LosesBeforeFirstStep(Run):
     """Goes on without a site before all have taken a step."""
 
-    def handle(self, event: Event, now_s: float) -> list[Action]:
-        self._progress.may_lose = True
+    def handle(self, event: Event, now_s: float) -> Iterator[Action]:
+        self._record.progress.may_lose = True
         return super().handle(event, now_s)
 
 
 class _ForgetsLosses(Run):
     """Calls any end a success in which those were well who were left."""
 
-    def _finish(self, verdict: Verdict, now_s: float) -> list[Action]:
+    def _finish(self, verdict: Verdict, now_s: float) -> Iterator[Action]:
         is_success = verdict.state is RunState.SUCCEEDED
         return super()._finish(Verdict(RunState.SUCCEEDED) if is_success else verdict, now_s)
 
@@ -184,16 +182,17 @@ class SimCoordinator:
         """The incarnation of the agent that holds each site's session."""
         self._leases = Leases(LIMITS.detect_s)
         recorded = journal.read(FORGOTTEN.get(mutant, set()))
-        record = self._fold(recorded)
+        self.record = self._fold(recorded)
         self._on_disk = self._fold(recorded)
         """What the next coordinator would make of the journal."""
         settings = RunSettings(may_return=True)
-        self.run = BROKEN.get(mutant, Run)(world(names), self._rules(), settings, record, now_s)
+        self.run = BROKEN.get(mutant, Run)(
+            world(names), self._rules(), settings, self.record, now_s
+        )
         if recorded and not self.run.state.is_terminal:
-            missed = self.run.resume(now_s)
             for name in self.run.awaited:
                 self._leases.hear(name, now_s)
-            self._carry_out(missed, now_s)
+            self._carry_out(self.run.resume(now_s), now_s)
 
     def _fold(self, recorded: list[RecordedEvent]) -> JournaledRun:
         record = JournaledRun("run", self._names, self._first)
@@ -225,7 +224,7 @@ class SimCoordinator:
         if self.is_alive and not self._mutant:
             self._check_record(event)
 
-    def _carry_out(self, actions: list[Action], now_s: float) -> None:
+    def _carry_out(self, actions: Iterable[Action], now_s: float) -> None:
         try:
             for action in actions:
                 self._do(action, now_s)
@@ -237,7 +236,9 @@ class SimCoordinator:
         match action:
             case RecordEvent():
                 self._journal.append(action, now_s)
-                self._on_disk.apply(read_again(action, len(self._journal.records), now_s))
+                written = read_again(action, len(self._journal.records), now_s)
+                self.record.apply(written)
+                self._on_disk.apply(written)
             case _ if isinstance(action, Told):
                 self._send(action)
 
@@ -248,20 +249,10 @@ class SimCoordinator:
 
     def _check_record(self, event: Event) -> None:
         """Whatever the run has come to by an event is what its journal says."""
-        live, disk = self.run, self._on_disk
-        known: dict[str, tuple[object, object]] = {
-            "state": (live.state, disk.state),
-            **{name: (live.members[name], disk.members[name]) for name in self._names},
-            "epochs": (live._epoch_record, disk.epochs),
-            "progress": (live._progress, disk.progress),
-            "ending": (live._ending, disk.failures.ending),
-            "active_s": (live._active_s, disk.active_s),
-            "rolled back": (live._forming.is_rolling_back, disk.is_rolling_back),
-            "begun again": (live._forming.has_begun_again, disk.has_begun_again),
-        }
-        for what, (one, other) in known.items():
-            if one != other:
-                told = f"{what}, after {event}: {one}; on disk {other}"
+        for each in dataclasses.fields(JournaledRun):
+            live, disk = getattr(self.record, each.name), getattr(self._on_disk, each.name)
+            if live != disk:
+                told = f"{each.name}, after {event}: {live}; on disk {disk}"
                 raise BrokenPromiseError(told)
 
     def die(self, now_s: float) -> None:
