@@ -4,10 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.orchestrator.documents import load_pair, load_topology_file, read_text
+from isthmus.orchestrator.doctor.document_checks import light_problems, regime_problems
+from isthmus.orchestrator.documents import (
+    load_pair,
+    load_topology_file,
+    passed_on,
+    read_text,
+    with_overrides,
+)
+from isthmus.orchestrator.exporters.libraries import exporter_problems
 from isthmus.protos.limits import DOCUMENT_BYTES
 from isthmus.topology.presets.templates import job_yaml, topology_yaml
 from isthmus.topology.spec.errors import ConfigError, Problem
+from isthmus.topology.text import yaml_document
+from isthmus.topology.text.yaml_document import Document, read_document
 
 
 @pytest.fixture
@@ -73,6 +83,32 @@ def test_a_pair_and_its_overrides(folder: Path) -> None:
     assert pair.topology.links[0].rtt_s == pytest.approx(0.12)
     assert not pair.topology.emulate
     assert pair.topology_document.overrides == ["links.0.rtt=120ms", "emulate=false"]
+
+
+def test_whatever_is_asked_of_the_documents_they_are_read_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def noted(text: str, source: str) -> Document:
+        read.append(Path(source).name)
+        return read_document(text, source)
+
+    monkeypatch.setattr(yaml_document, "read_document", noted)
+    pair = load_pair(
+        folder / "job.yaml",
+        ["placement=[{site: oregon, sequences: 48}]", "pass_env=[NOWHERE]"],
+        arguments=["--more"],
+    )
+    assert pair.job.arguments == ("--more",)
+    assert [*light_problems(pair), *regime_problems(pair)] == []
+    assert exporter_problems(pair.job, pair.job_document, {}) == []
+    with pytest.raises(ConfigError, match="NOWHERE is not set"):
+        passed_on(pair, {})
+    decided = with_overrides(pair, ["exchange.codec=int8"])
+    assert (decided.job.exchange.codec, pair.job.exchange.codec) == ("int8", "bf16-split")
+    assert decided.job_document.overrides[:-1] == pair.job_document.overrides
+    assert sorted(each for each in read if each.endswith(".yaml")) == ["job.yaml", "topology.yaml"]
 
 
 def test_another_topology_than_the_job_names(folder: Path, tmp_path: Path) -> None:
