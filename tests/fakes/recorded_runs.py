@@ -130,6 +130,7 @@ def _journal(
             "target": link.target,
             "bytes_per_s": link.bytes_per_s,
             "rtt_s": link.rtt_s,
+            "egress_usd_per_byte": link.egress_usd_per_byte,
         }
         for link in links
     ]

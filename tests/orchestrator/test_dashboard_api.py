@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
+from isthmus.orchestrator.client.recorded_run import RecordedRun
 from isthmus.orchestrator.dashboard import run_index
 from isthmus.orchestrator.dashboard.journal_watch import JournalWatch
 from isthmus.orchestrator.dashboard.pages import run_parts
@@ -16,9 +17,12 @@ from isthmus.orchestrator.dashboard.run_index import RunIndex, Window
 from isthmus.orchestrator.dashboard.run_library import WatchedRun
 from isthmus.orchestrator.dashboard.run_places import RunPlace
 from isthmus.orchestrator.dashboard.run_view import shown
+from isthmus.orchestrator.evidence.record.run_record import read_record
+from isthmus.orchestrator.evidence.report.run_facts import run_facts
 from isthmus.orchestrator.exporters import run_follower
 from isthmus.orchestrator.run_folder.home import REMOTE
 from isthmus.orchestrator.run_folder.run_files import METRICS
+from isthmus.topology.presets.templates import topology_yaml
 from tests.fakes.dashboards import Answer, Served, growing_run, serving
 from tests.fakes.exported_runs import exported_run
 from tests.fakes.recorded_runs import SITES, append_line, record_run
@@ -64,6 +68,22 @@ def test_a_run_has_its_sites_links_and_plan(tmp_path: Path) -> None:
     assert run["plan"]["regime"].startswith("sync")
     assert run["plan"]["reduction"]
     assert run["metrics"]["is_complete"]
+
+
+def test_egress_is_what_the_report_says(tmp_path: Path) -> None:
+    text = topology_yaml().replace("rtt: 62ms,", "rtt: 62ms, egress: 0.02USD/GB,")
+    folder = record_run(tmp_path, topology=text)
+    with serving(tmp_path) as served:
+        run = read_all(served, "/api/runs/r1", 40).json
+        page = served.get("/runs/r1").body.decode()
+    recorded = RecordedRun(folder)
+    facts = run_facts(read_record(recorded.run(), list(recorded.events(0))))
+    assert run["sent_bytes"] == facts.sent_bytes
+    assert run["egress_usd"] == pytest.approx(facts.egress_usd)
+    assert [link.get("egress_usd") for link in run["links"]] == [
+        link.egress_usd for link in facts.links
+    ]
+    assert ">egress<" in page
 
 
 def test_a_planned_run_has_its_alternatives(tmp_path: Path) -> None:
