@@ -100,6 +100,8 @@ class Control:
         self._runs: dict[str, ActiveRun] = {}
         """Runs that go on, and those that have ended where no other has begun since: no two have a
         site in common."""
+        self._ended: dict[str, control_pb2.Run] = {}
+        """Runs that have ended, as they were read last: nothing becomes of them any more."""
         self._queue = RunQueue()
         self._queue_changed = asyncio.Event()
         """Set at each change and replaced, as `ActiveRun.changed`."""
@@ -673,11 +675,15 @@ class Control:
                     "without it, and it goes on once its journal can be written"
                 )
             return told
-        return run_message(
-            self._journal.view(run_id),
-            self._journal.progress(run_id),
-            self._queue.position(run_id),
-        )
+        if run_id in self._ended:
+            return self._ended[run_id]
+        view = self._journal.view(run_id)
+        told = run_message(view, self._journal.progress(run_id), self._queue.position(run_id))
+        if view.state.is_terminal:
+            self._ended[run_id] = told
+            if len(self._ended) > LISTED_RUNS:
+                del self._ended[next(iter(self._ended))]
+        return told
 
     def messages(self) -> list[control_pb2.Run]:
         """Return the newest runs, newest first."""

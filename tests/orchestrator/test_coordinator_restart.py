@@ -197,6 +197,20 @@ def test_a_run_that_sites_may_hold_is_not_ended_by_who_cannot_read_it(tmp_path: 
     run_scenario(scenario())
 
 
+def test_a_run_that_has_ended_is_read_once(tmp_path: Path) -> None:
+    submitted = {"name": "n", "folder": "f", "sites": ["a"], "links": []}
+    ended = {"state": "SUCCEEDED", "reason_code": "", "reason": "", "failure": None, "active_s": 1}
+    with Journal(tmp_path) as journal:
+        for kind, detail in (("run.submitted", submitted), ("run.ended", ended)):
+            journal.append(kind, wall_s=1.0, generation=1, run_id="r", detail=detail)
+        control = Control(load_topology(topology_text(), "topology.yaml"), journal, tmp_path)
+        [run] = control.messages()
+        assert (run.run_id, run.state) == ("r", pb.RUN_STATE_SUCCEEDED)
+        journal.append("odd", wall_s=2.0, generation=1, run_id="r", detail={"state": "FAILED"})
+        assert control.messages() == [run]
+        assert control.message("r") is run
+
+
 @pytest.mark.parametrize("removed", ["", SPEC, "job.yaml", "topology.yaml"])
 def test_what_is_removed_under_an_active_run_is_told_and_does_not_end_it(
     tmp_path: Path, removed: str
