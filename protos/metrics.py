@@ -49,6 +49,12 @@ FOUND = "found"
 STATE = "state"
 """A site's script has called `site.checkpoint`, so state can be sent and received. No values.
 """
+BUFFERS = "buffers"
+"""52 bits of a hash of each buffer that sites are to have alike, by its name, at a site's first
+rank when the step after this one begins."""
+SITE_SAMPLER = "site_sampler"
+"""A script divides data over the ranks of its own site by torch's DistributedSampler; label DATA
+has which ones. No values."""
 SAMPLER = "sampler"
 """A rank has made its `site.sampler`; label DATA. No values."""
 DATA = "data"
@@ -114,6 +120,9 @@ WIRE_BYTES = "wire_bytes"
 GRADIENT_HASH = "gradient_hash"
 """52 bits of a hash of the beginning of the site's own gradient; 0: it says nothing about the data
 (zeros, say). Absent if the exchange is off."""
+INPUT_HASH = "input_hash"
+"""52 bits of a hash of what the site's first rank called its models with, in the first steps; 0: it
+says nothing about the data."""
 ROUND = "round"
 """Last round in which the step's gradients crossed, from 0. Absent: none did."""
 GRAD_NORM = "grad_norm"

@@ -297,6 +297,10 @@ class ActiveRun:
         """Take measurements of a site."""
         records = []
         for metric in batch.metrics:
+            if metric.kind == metrics.BUFFERS:
+                hashes = {one_line(name): each for name, each in metric.values.items()}
+                self.handle(run_events.BuffersReported(site, metric.step, hashes))
+                continue
             values, labels = dict(metric.values), _short(dict(metric.labels))
             is_new = self._metrics.add(site, metric.kind, metric.step, values, labels)
             reported = link_reported(site, metric)
@@ -324,6 +328,9 @@ class ActiveRun:
             if metric.kind == metrics.SAMPLER:
                 data = one_line(labels.get(metrics.DATA, ""))
                 self.handle(run_events.SamplerMade(site, metric.rank, data))
+            if metric.kind == metrics.SITE_SAMPLER:
+                data = one_line(labels.get(metrics.DATA, ""))
+                self.handle(run_events.SiteSampled(site, data))
             if metric.kind == metrics.NON_FINITE:
                 self.handle(
                     run_events.NonFiniteReported(
@@ -342,9 +349,10 @@ class ActiveRun:
                 self.handle(run_events.StepEnded(site, metric.rank, metric.step, int(last_round)))
             if metric.kind == metrics.CHECKPOINT:
                 self.handle(run_events.CheckpointWritten(site, metric.step))
-            gradient_hash = values.get(metrics.GRADIENT_HASH, 0.0)
-            if self._compares_data and gradient_hash and math.isfinite(gradient_hash):
-                self.handle(run_events.GradientReported(site, metric.step, int(gradient_hash)))
+            own = [values.get(each, 0.0) for each in (metrics.GRADIENT_HASH, metrics.INPUT_HASH)]
+            if self._compares_data and any(own) and all(map(math.isfinite, own)):
+                gradient, inputs = map(int, own)
+                self.handle(run_events.GradientReported(site, metric.step, gradient, inputs))
             if not is_new:
                 continue
             records.append(

@@ -49,6 +49,7 @@ _NOTED = frozenset(
         "plan.relaunch",
         "rank.stalled",
         "data.same",
+        "buffers.differ",
         "gradient.non_finite",
         "site.stepped_alone",
         "site.device_differs",

@@ -7,11 +7,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.buffer_comparison import BufferComparison
 from isthmus.orchestrator.core.members import Member
 from isthmus.orchestrator.core.non_finite_watch import NonFiniteWatch, NotFinite
 from isthmus.orchestrator.core.parameter_digests import Difference, DigestComparison
 from isthmus.orchestrator.core.run_events import STORAGE_NOTES, RecordEvent, StorageFailed
-from isthmus.orchestrator.core.same_data import SameDataWatch
+from isthmus.orchestrator.core.same_data import SAME_INPUTS, SameDataWatch
 from isthmus.orchestrator.core.stall_watch import StallWatch
 from isthmus.orchestrator.core.step_comparison import StepComparison, StepEnd
 from isthmus.protos.failure import Failure
@@ -96,7 +97,11 @@ class RankReports:
             self._digests.drop(name)
         self._stalls = StallWatch()
         self.steps = StepComparison()
-        self._gradients = SameDataWatch()
+        self._gradients, self._inputs = SameDataWatch(), SameDataWatch()
+        self._buffers = BufferComparison()
+        self._sampled: dict[str, str] = {}
+        """Which site was the first to divide some data over its own ranks, by those data."""
+        self._has_noted_sampler = False
         self._sampler: run_events.SamplerMade | None = None
         """The first that was made."""
 
@@ -150,6 +155,12 @@ class RankReports:
                 return self._take_gradient(event, now_s)
             case run_events.SamplerMade() if not (is_ending or is_out):
                 return self._take_sampler(event, now_s)
+            case run_events.SiteSampled() if not is_out:
+                return self._take_site_sampler(event)
+            case run_events.BuffersReported() if not is_out:
+                note = self._buffers.report(event.site, event.step, event.hashes)
+                detail = {"note": note, "step": event.step}
+                return [RecordEvent("buffers.differ", detail=detail)] if note else []
             case run_events.NonFiniteReported():
                 return self._take_non_finite(event, now_s)
             case run_events.StateOffered():
@@ -183,11 +194,41 @@ class RankReports:
     ) -> list[RecordEvent | Failure]:
         """Warn of sites that train on the same data; end the run if they go on with it."""
         found = self._gradients.report(event.site, event.step, event.gradient_hash)
-        if found is None or (found.times > 1 and not self._refuses_same_data):
+        if found is None:
+            return self._take_inputs(event)
+        if found.times > 1 and not self._refuses_same_data:
             return []
         if found.times > 1:
             return [_failed("SAME_DATA", str(found), now_s)]
         return [RecordEvent("data.same", detail={"note": str(found), "step": found.step})]
+
+    def _take_inputs(self, event: run_events.GradientReported) -> list[RecordEvent | Failure]:
+        """Note sites whose inputs were the same in some steps. Their targets may be others."""
+        found = self._inputs.report(event.site, event.step, event.input_hash)
+        if found is None or found.times != SAME_INPUTS or self._gradients.has_found:
+            return []
+        note = (
+            f"sites {' and '.join(found.sites)} called the model with the same inputs in {SAME_INPUTS} "
+            f"steps, and had unlike gradients, as of dropout: unless that is meant, "
+            "divide the data by site.sampler(dataset), or by site.global_rank and "
+            "site.global_world_size"
+        )
+        return [RecordEvent("data.same", detail={"note": note, "step": event.step})]
+
+    def _take_site_sampler(self, event: run_events.SiteSampled) -> list[RecordEvent]:
+        """Note sites that divide the same data over their own ranks, as far as its length says."""
+        first = self._sampled.setdefault(event.data, event.site)
+        if first == event.site or self._has_noted_sampler:
+            return []
+        self._has_noted_sampler = True
+        one, other = sorted((first, event.site))
+        note = (
+            f"at sites {one} and {other} a DistributedSampler divides {event.data} over the ranks "
+            "of its own site: unless each site has data of its own, they train on the same samples: "
+            "give it num_replicas=site.global_world_size and rank=site.global_rank, or use "
+            "site.sampler(dataset)"
+        )
+        return [RecordEvent("data.same", detail={"note": note})]
 
     def _take_sampler(self, event: run_events.SamplerMade, now_s: float) -> list[Failure]:
         """Fail the run where a rank hands out samples of other data than the first one."""

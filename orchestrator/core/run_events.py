@@ -249,6 +249,26 @@ class GradientReported:
     site: str
     step: int
     gradient_hash: int
+    input_hash: int = 0
+    """Of what its first rank called the model with."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuffersReported:
+    """Hashes of a site's buffers after a step, by name."""
+
+    site: str
+    step: int
+    hashes: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSampled:
+    """A site's script divides data over the ranks of the site, as if there were no other."""
+
+    site: str
+    data: str
+    """What it divides: the dataset's length and the seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,6 +510,8 @@ RankReport = (
     | StepEnded
     | GradientReported
     | SamplerMade
+    | BuffersReported
+    | SiteSampled
     | NonFiniteReported
     | StallReported
     | StepTaken

@@ -1,4 +1,4 @@
-"""Notices sites that train on the same data, by hashes of their own gradients."""
+"""Notices sites that train on the same data, by hashes of their own gradients and inputs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import dataclass
 WINDOW_STEPS = 64
 """Steps that are remembered: a site that is further behind is not compared."""
 
+SAME_INPUTS = 3
+"""In so many steps two sites have had the same inputs, of unlike gradients, when that is noted."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SameData:
-    """Two sites whose own gradients of a step were equal, bit for bit."""
+    """Two sites whose own gradients, or inputs, of a step were equal, bit for bit."""
 
     step: int
     sites: tuple[str, str]
@@ -34,6 +37,11 @@ class SameDataWatch:
         self._found: set[int] = set()
         """Steps. A run that goes on in spite of it keeps a number for each."""
         self._newest = 0
+
+    @property
+    def has_found(self) -> bool:
+        """Whether two sites have had an equal hash in any step."""
+        return bool(self._found)
 
     def report(self, site: str, step: int, gradient_hash: int) -> SameData | None:
         """Compare the hash of a site's own gradient with others'; 0: there is none to compare.

@@ -52,6 +52,17 @@ def test_a_nan_stops_the_run_where_it_says_so(run: Bench, trouble: str) -> None:
     run.wait_for_nothing_left(20)
 
 
+@pytest.mark.parametrize("way", ["site", "global"])
+def test_same_inputs_and_a_buffer_that_differs_are_noted(run: Bench, way: str) -> None:
+    job = job_yaml(entrypoint=str(SCRIPT.with_name("user_unlike.py"))) + f"arguments: [{way}]\n"
+    told = notes(run.launch(topology_yaml([(1, 1), (1, 1)], rtt="2ms"), job).check())
+    is_wrong = way == "site"
+    assert ("called the model with the same inputs in 3 steps" in told) is is_wrong, told
+    assert ("a DistributedSampler divides 64 samples by seed 0" in told) is is_wrong, told
+    assert ("buffer bias differs between sites a and b after step 1" in told) is is_wrong, told
+    assert "buffer count" not in told
+
+
 def test_a_script_that_forgets_to_attach_fails(run: Bench) -> None:
     result = launch(run, 5, "forget", "b", 1, 3).check(1)
     error = result.envelope["error"]

@@ -355,6 +355,43 @@ def test_the_same_data_is_a_warning_first_and_then_ends_the_run(refuses: bool) -
     assert world.finish.reason_code == ("SAME_DATA" if refuses else "")
 
 
+def test_equal_inputs_of_unlike_gradients_are_noted_once_and_end_nothing() -> None:
+    world = World(2)
+    world.activate()
+    for step in range(1, 9):
+        for number, site in enumerate("ba"):
+            world.tell(run_events.GradientReported(site, step, 2 * step + number, 100 + step))
+        assert len(notes_of(world, "data.same")) == (1 if step >= 3 else 0)
+    world.wait(COLLECT_S)
+    assert (
+        "sites a and b called the model with the same inputs in 3 steps"
+        in notes_of(world, "data.same")[0]
+    )
+    assert world.sent(run_events.SendStop) == []
+
+
+def test_unlike_inputs_or_such_as_tell_nothing_are_not_noted() -> None:
+    world = World(2)
+    world.activate()
+    for step in range(1, 9):
+        world.tell(run_events.GradientReported("a", step, step, step % 2 and step))
+        world.tell(run_events.GradientReported("b", step, 50 + step, step % 2 and 50 + step))
+    assert notes_of(world, "data.same") == []
+
+
+def test_samplers_over_own_ranks_and_buffers_that_differ_are_noted_once() -> None:
+    world = World(3)
+    world.activate()
+    for step in (1, 2):
+        for site, length in (("a", 64), ("b", 63), ("c", 64)):
+            world.tell(run_events.SiteSampled(site, f"{length} samples by seed 0"))
+            world.tell(run_events.BuffersReported(site, step, {"bias": float(length)}))
+    (sampler,), (buffers,) = notes_of(world, "data.same"), notes_of(world, "buffers.differ")
+    assert sampler.startswith("at sites a and c a DistributedSampler divides 64 samples by seed 0")
+    assert buffers.startswith("buffer bias differs between sites a and b after step 1")
+    assert world.sent(run_events.SendStop) == []
+
+
 @pytest.mark.parametrize("is_out", [False, True])
 def test_samplers_for_other_data_end_the_run_unless_that_site_is_out(is_out: bool) -> None:
     """One that comes back is refused by itself, by the state of the others."""

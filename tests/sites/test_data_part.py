@@ -1,10 +1,16 @@
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DistributedSampler, IterableDataset
 
-from isthmus.sites.worker.data.data_part import PartIndices, part_of, readers_per_site
+from isthmus.sites.worker.data.data_part import (
+    PartIndices,
+    part_of,
+    readers_per_site,
+    sampled_by_site,
+)
 
 
 @pytest.mark.parametrize("ranks_per_site", [(1,), (2, 1), (3, 1, 4)])
@@ -81,3 +87,16 @@ def test_the_readers_are_those_of_the_sites_that_take_part(present: tuple[int, .
 
     found = [readers_per_site(site, reading[site], 3, average) for site in present]
     assert found == [[reading[at] if at in present else 0 for at in range(3)]] * len(present)
+
+
+def test_a_sampler_over_the_ranks_of_a_site_is_found() -> None:
+    make: Any = DistributedSampler
+    assert sampled_by_site(2, 4) == ""
+    evaluated = make(range(9), 2, 0, shuffle=False)
+    assert sampled_by_site(2, 4) == "", "each site may evaluate all"
+    trained = make(range(64), 2, 1, seed=3)
+    assert sampled_by_site(2, 4) == "64 samples by seed 3"
+    assert sampled_by_site(3, 6) == ""
+    divided = make(range(64), 4, 1)
+    assert sampled_by_site(2, 4) == "", "the script knows of the other sites"
+    del evaluated, trained, divided

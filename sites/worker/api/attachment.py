@@ -19,6 +19,7 @@ from isthmus.sites.worker.api.averaging import Averaging
 from isthmus.sites.worker.api.records import Records
 from isthmus.sites.worker.checks.arguments import check_optimizer, check_tensors, check_training
 from isthmus.sites.worker.checks.crossing_check import CrossingCheck, places_of
+from isthmus.sites.worker.checks.forward_watch import ForwardWatch
 from isthmus.sites.worker.checks.step_watch import StepWatch
 from isthmus.sites.worker.exchange.bucket_order import Cut, agree_on_cut
 from isthmus.sites.worker.exchange.collectives import Collectives, device_name
@@ -85,6 +86,7 @@ class Attachment:
         """Optimizers that earlier calls were given."""
         self.before_change: Callable[[], None] = lambda: None
         """Called before what is attached is replaced."""
+        self._averaged_buffers: Sequence[torch.Tensor] = ()
         self._average_buffers: Callable[[], None] = lambda: None
         self._has_stepped = False
         self._watched = register_optimizer_step_post_hook(self._after_any_step)
@@ -169,6 +171,8 @@ class Attachment:
         if (pace := self._steps.pace) is not None:
             undo = self._now.undo
             undo += [each.register_forward_pre_hook(pace.note_forward).remove for each in models]
+        if self._context.rank == 0 and self._context.must_average:
+            self._watch_forward(models)
 
     def average_gradients(self, optimizer: Optimizer) -> None:
         """Average the gradients of an optimizer at each step: `Site.average_gradients`."""
@@ -268,7 +272,7 @@ class Attachment:
             if self._regime.meets_at(step) and step // every > since // every:
                 self._averaging.average(buffers)
 
-        self._average_buffers = average
+        self._average_buffers, self._averaged_buffers = average, buffers
 
     def end_step(self, _: int) -> None:
         """Average buffers, if they are due after this step; report what is attached, once."""
@@ -509,6 +513,24 @@ class Attachment:
             former=self._former,
         )
         now.undo += [hook.close, watch.close, crossing.close]
+
+    def _watch_forward(self, models: Sequence[nn.Module]) -> None:
+        """Have what models are called with, and buffers, compared with other sites'."""
+
+        def send(step: int, hashes: ParameterHashes) -> None:
+            shown = hashes.bounded()
+            values = dict(zip(shown.names, (each >> 12 for each in shown.tensors), strict=True))
+            self._records.record(metrics.BUFFERS, step, values)
+
+        watch = ForwardWatch(
+            models,
+            lambda: self._steps.num_steps,
+            averaged=lambda: self._averaged_buffers,
+            verify_every=self._context.welcome.verify_every,
+            send_buffers=send,
+        )
+        self._steps.take_inputs = watch.take_inputs
+        self._now.undo += watch.undo
 
     def _is_due(self) -> bool:
         """Whether gradients are to cross now."""

@@ -68,7 +68,7 @@ class Parts:
             missing_sites,
             rates,
             attachment.tokens,
-            lambda sampled: records.record(metrics.SAMPLER, 0, {}, {metrics.DATA: sampled}),
+            lambda kind, data: records.record(kind, 0, {}, {metrics.DATA: data}),
         )
         rejoining = Rejoining(context, averaging, members, missing_sites, data, steps, records)
         checkpointing = Checkpointing(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset, Subset
+from torch.utils.data import DistributedSampler, IterableDataset, Subset
 
 
 class PartIndices(Sequence[int]):
@@ -60,6 +61,23 @@ def part_of(dataset: Any, ranks_per_site: Sequence[int], site: int) -> Any:  # n
     indices = PartIndices(num_samples, ranks_per_site, site)
     select = getattr(dataset, "select", None)
     return Subset(dataset, indices) if select is None else select(indices)
+
+
+def sampled_by_site(num_ranks: int, num_global_ranks: int) -> str:
+    """Return what torch's DistributedSamplers divide over the ranks of this site; empty: nothing.
+
+    Nothing either where one of them divides over the ranks of all sites; and those that do not
+    shuffle are of evaluations.
+    """
+    made = [each for each in gc.get_objects() if issubclass(type(each), DistributedSampler)]
+    if any(each.num_replicas == num_global_ranks for each in made):
+        return ""
+    found = {
+        f"{len(each.dataset)} samples by seed {each.seed}"
+        for each in made
+        if each.num_replicas == num_ranks and each.shuffle
+    }
+    return ", ".join(sorted(found))
 
 
 def readers_per_site(

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from isthmus.protos import metrics
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.data.batch_shares import BatchShares
-from isthmus.sites.worker.data.data_part import part_of
+from isthmus.sites.worker.data.data_part import part_of, sampled_by_site
 from isthmus.sites.worker.data.data_positions import DataPositions
 from isthmus.sites.worker.data.learning_rates import LearningRates
 from isthmus.sites.worker.data.sampler import Sampler
@@ -30,14 +31,16 @@ class RunData:
         missing_sites: MissingSites,
         rates: LearningRates,
         tokens: TokenCount,
-        report: Callable[[str], None],
+        report: Callable[[str, str], None],
     ) -> None:
-        """Have no sampler yet. `tokens` weighs each step; `report` is told what one is for."""
+        """Have no sampler yet. `tokens` weighs each step; `report` gets metrics."""
         self._context = context
         self._missing_sites = missing_sites
         self._rates = rates
         self._tokens = tokens
         self._report = report
+        self._is_divided = False
+        """Sites have data of their own, as far as this script says, or it was looked for that."""
         self._sampled = ""
         """What all ranks of all sites have to have made it for."""
         self._regime = context.spec.job.regime
@@ -87,18 +90,26 @@ class RunData:
             sampler.begin_without(late)
         self._tokens.of_batch = sampler.weight
         self._sampled = f"{num_samples} samples, a global batch of {size} and seed {seed}"
-        self._report(self._sampled)
+        self._report(metrics.SAMPLER, self._sampled)
         self._sampler = sampler
         return sampler
 
     def part_of(self, dataset: Any) -> Any:  # noqa: ANN401 - any map-style dataset
         """Return a view of a dataset that has this site's part: `Site.part_of`."""
+        self._is_divided = True
         return part_of(dataset, self._context.welcome.ranks_per_site, self._context.index)
 
     # ---------------------------------------------------------------- steps
 
     def end_step(self, step: int) -> None:
         """Count a step: who took part in it, and which samples it has used."""
+        if not self._is_divided and self._sampler is None and self._context.rank == 0:
+            self._is_divided, sizes = (
+                True,
+                (self._context.world_size, self._context.global_world_size),
+            )
+            if sizes[0] < sizes[1] and (data := sampled_by_site(*sizes)):
+                self._report(metrics.SITE_SAMPLER, data)
         self._missing_sites.end_step(has_landed=self._regime.lands_at(step))
         if self._sampler is not None:
             self._sampler.lose(self._missing_sites.absent())

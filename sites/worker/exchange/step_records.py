@@ -126,6 +126,8 @@ class StepLog:
         self.before_end: Callable[[int], None] = lambda _: None
         """Called when an optimizer has stepped, before that is recorded as the end of a step, with
         how many there are then."""
+        self.take_inputs: Callable[[], int] = lambda: 0
+        """Returns a hash of what models were called with in a step; 0: it tells nothing."""
         self.after_end: Callable[[], None] = lambda: None
         """Called when all listeners have heard of a step."""
         self.num_steps = 0
@@ -221,6 +223,7 @@ class StepLog:
             metrics.RAW_BYTES: float(sum(each.raw_bytes for each in crossed)),
             metrics.WIRE_BYTES: float(sum(each.wire_bytes for each in crossed)),
             metrics.GRADIENT_HASH: float(own[-1].gradient_hash if own and self.counts else 0),
+            metrics.INPUT_HASH: float(self.take_inputs() if self.counts else 0),
         }
         if crossed:
             self._values[metrics.ROUND] = float(self._last_round)

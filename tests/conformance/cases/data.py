@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 import isthmus
 from tests.conformance.case import AVERAGE, BOTH, DDP, STEPS, Refused, case
@@ -269,6 +269,15 @@ def uneven_global_batch(world: World) -> Any:
 def uneven_global_batch_and_sites(world: World) -> Any:
     """`site.sampler` with such a batch, and a site with twice the ranks of the other"""
     return uneven_global_batch(world)
+
+
+@case(BOTH, quick=DDP)
+def global_distributed_sampler(world: World) -> Any:
+    """torch's `DistributedSampler` with `site.global_world_size` and `site.global_rank`"""
+    num, rank = world.site.global_world_size, world.site.global_rank
+    sampler: Any = DistributedSampler(Numbers(), num, rank, shuffle=False)
+    loader: Any = DataLoader(Numbers(), batch_size=2 * BATCH // num, sampler=sampler)
+    return train_on(world, loader)
 
 
 @case(DDP)
