@@ -107,11 +107,17 @@ class Departures:
         if site.is_outside:
             yield from self.give_return_up(site, event.why)
         elif record.progress.may_lose or site.is_dropped or site.has_ended_early:
-            yield from self.go_on_without(site, event.why, now_s)
+            yield from self._go_on_without(site, event.why, now_s)
         else:
             yield from self._failures.fail("PEER_LOST", event.why, now_s, site=site.name)
 
-    def go_on_without(self, site: Member, why: str, now_s: float) -> Iterator[Action]:
+    def see_off(self, now_s: float) -> Iterator[Action]:
+        """Go on without sites that have had their last round, and have ended."""
+        for site in self._record.members.values():
+            if site.standing is Standing.LEAVING and site.is_successful:
+                yield from self._go_on_without(site, "it has left", now_s)
+
+    def _go_on_without(self, site: Member, why: str, now_s: float) -> Iterator[Action]:
         """End what is left of a site that was dropped, or is lost."""
         why = first_failure(site.losses).message if site.losses else why
         note = f"the run goes on without site {site.name}: {why}"

@@ -422,8 +422,6 @@ class JournaledRun:
                 elif site.name not in self.epochs.epoch.members:
                     self.epochs.leaving.discard(site.name)
                     site.gone = site.gone or "it has left"
-                if site.standing is Standing.LEAVING and site.is_successful:
-                    site.become_outside()
             case "site.drop_requested":
                 site.wish = Wish.OUT
             case "site.add_requested":

@@ -194,11 +194,9 @@ class SiteEvents:
             elif not first.is_collateral:  # others saw it go, and could not say why
                 detail["note"] = f"site {site.name} ended: {first.reason}"
         ended = RecordEvent("site.ended", site.name, detail)
-        if site.is_outside or is_released or record.is_rolling_back:
+        has_left = site.standing is Standing.LEAVING and succeeded
+        if site.is_outside or has_left or is_released or record.is_rolling_back:
             yield ended
-        elif site.standing is Standing.LEAVING and succeeded:
-            yield ended
-            yield from self._departures.go_on_without(site, "it has left", now_s)
         else:
             # The next coordinator takes the end for known, and hears of no failure any more.
             yield from self._failures.take(event.failures, now_s)

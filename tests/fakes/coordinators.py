@@ -22,6 +22,7 @@ from isthmus.protos.security import control_security
 from isthmus.protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN
 from isthmus.topology.documents.load import load_topology
 from isthmus.topology.spec.hashing import topology_hash
+from tests.fakes.folds import check_live_runs
 from tests.fakes.worlds import JOB, topology_text
 
 DEADLINE_S = 20.0
@@ -196,7 +197,10 @@ async def coordinating(
     topology: str | None = None,
     service: type[CoordinatorService] = CoordinatorService,
 ) -> AsyncIterator[Bench]:
-    """Run a coordinator in `folder` on a port of its own; all of it has ended after the block."""
+    """Run a coordinator in `folder` on a port of its own; all of it has ended after the block.
+
+    What it knows by then of its runs has to be what its journal says.
+    """
     text = topology_text() if topology is None else topology
     journal = Journal(folder)
     control = Control(load_topology(text, "topology.yaml"), journal, folder / "runs")
@@ -209,6 +213,7 @@ async def coordinating(
     try:
         async with control_security().aio_channel(address, options, "coordinator") as channel:
             yield Bench(control, served, address, channel, text, folder / "runs")
+        check_live_runs(folder, control._runs.values())
     finally:
         await control.close()
         ticking.cancel()

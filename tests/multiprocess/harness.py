@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from tests.fakes.certified import certify
+from tests.fakes.folds import check_ended_runs
 from tests.fakes.marked_processes import MarkedProcesses
 from tests.fakes.waiting import PROCESSES_S, wait_for
 
@@ -288,12 +289,16 @@ def losses_of(folder: Path) -> list[float]:
 
 @contextmanager
 def bench(folder: Path, security: str = INSECURE) -> Iterator[Bench]:
-    """Give a bench, and leave no process behind whatever happens."""
+    """Give a bench, and leave no process behind whatever happens.
+
+    What was said of each run's end has to be what the journal says.
+    """
     made = Bench(folder, security)
     try:
         yield made
     finally:
         made.close()
+    check_ended_runs(made.home)
 
 
 def kill(pid: int) -> None:
