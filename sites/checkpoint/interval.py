@@ -31,9 +31,9 @@ class Interval:
         self._agree = agree
         self._now_s = now_s
         self._since_step, self._since_s = start_step, now_s()
-        self._next_step = start_step + (self._every_steps or FIRST_STEPS)
+        self._next_step = start_step + FIRST_STEPS
         if self._every_steps is not None:
-            self._next_step -= start_step % self._every_steps
+            self._next_step = _after(start_step, self._every_steps)
         self._is_measured = self._every_steps is not None
 
     def is_due(self, step: int) -> bool:
@@ -41,7 +41,7 @@ class Interval:
         if step < self._next_step:
             return False
         if self._every_steps is not None:
-            self._next_step = step + self._every_steps
+            self._next_step = _after(step, self._every_steps)
             return True
         was_measured, self._is_measured = self._is_measured, True
         now_s = self._now_s()
@@ -52,3 +52,8 @@ class Interval:
         self._next_step = step + num_steps
         self._since_step, self._since_s = step, now_s
         return was_measured
+
+
+def _after(step: int, every: int) -> int:
+    """Return the next multiple: the same one whether the run began before or goes on from here."""
+    return step + every - step % every

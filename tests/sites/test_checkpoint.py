@@ -512,6 +512,16 @@ def test_an_interval_of_steps_is_counted_from_the_runs_first(
     assert due(interval, range(start + 1, 12)) == expected
 
 
+@pytest.mark.parametrize("every", [2, 5, 7, 9])
+def test_an_interval_is_due_at_the_same_steps_wherever_a_run_goes_on(every: int) -> None:
+    """Where steps can be saved in every fourth alone."""
+    steps = range(4, 100, 4)
+    whole = due(Interval(Checkpoint(every_steps=every), 0, never), steps)
+    for place, start in enumerate(whole):
+        resumed = Interval(Checkpoint(every_steps=every), start, never)
+        assert due(resumed, range(start + 4, 100, 4)) == whole[place + 1 :]
+
+
 def test_an_interval_of_time_becomes_as_many_steps_at_every_rank() -> None:
     clocks = {"slow": [0.0, 0.15], "fast": [0.0, 0.05]}
     found = {}

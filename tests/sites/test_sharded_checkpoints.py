@@ -39,15 +39,17 @@ def run(
     codec: str | None = None,
     program: Program = programs.train_saved,
     more: Sequence[str] = (),
+    num_steps: int = STEPS,
+    start: int = SAVED,
 ) -> Path:
-    """Train to the last step, from a checkpoint if there is one; return what was saved.
+    """Train to the last step, from a checkpoint of `start` if there is one; return what was saved.
 
     `more` are further settings of the job.
     """
     folder.mkdir()
     plan = {
         "layouts": layouts,
-        "num_steps": STEPS,
+        "num_steps": num_steps,
         "is_noisy": is_noisy,
         "is_tied": is_tied,
         "is_destroyed": is_destroyed,
@@ -77,7 +79,7 @@ def run(
             assert [process.end() for process in processes] == [0, 0]
     assert set(codes.values()) == {0}
     starts = {each["start"] for each in results(folder).values()}
-    assert starts == {0 if resume is None else SAVED}
+    assert starts == {0 if resume is None else start}
     for each in checkpoints_in(str(store / "run")):
         each.verified()
     return store / "run"
