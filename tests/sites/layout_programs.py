@@ -910,6 +910,53 @@ def train_saved(folder: Path, name: str) -> None:
     torch.save({"losses": losses, "start": start}, folder / f"{name}.pt")
 
 
+class Partly(nn.Module):
+    """Layers of which each site uses the first, and one that no other site does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.of_site = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, inputs: torch.Tensor, index: int) -> torch.Tensor:
+        values = torch.tanh(self.first(inputs))
+        outputs: torch.Tensor = values + torch.tanh(self.of_site[index](values))
+        return outputs * self.scale if index else outputs
+
+
+def train_partly_saved(folder: Path, name: str) -> None:
+    """Train by an optimizer for each layer, of which a site uses some; save and resume."""
+    plan = json.loads((folder / "layouts.json").read_text())
+    site = join_site()
+    torch.manual_seed(0)
+    model: Any = Partly()
+    if plan["layouts"][site.index] == "ddp":
+        model = DistributedDataParallel(model, find_unused_parameters=True)
+    elif plan["layouts"][site.index] == "fsdp2":
+        for each in (model.first, *model.of_site):
+            fully_shard(each)
+        fully_shard(model)
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(inner.of_site[1].parameters(), lr=0.01),
+        torch.optim.SGD(inner.of_site[0].parameters(), lr=0.01, momentum=0.9),
+        torch.optim.Adam([*inner.first.parameters(), inner.scale], lr=0.01),
+    ]
+    site.attach(model, optimizers)
+    start = site.checkpoint(model, optimizers)
+    for step in range(start, plan["num_steps"]):
+        for each in optimizers:
+            each.zero_grad()
+        generator = torch.Generator().manual_seed(10 * step + site.global_rank)
+        backward(model(torch.randn(4, WIDTH, generator=generator), site.index).square().mean())
+        for each in optimizers:
+            each.step()
+    wait_for_all_ranks()
+    site.leave()
+    torch.save({"start": start}, folder / f"{name}.pt")
+
+
 SAMPLED, SAMPLED_BATCH = 40, 24
 """Samples of a dataset, and of a step: so passes over the data end within steps."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from torch import nn
 from torch.autograd import backward
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
+from isthmus.protos import metrics
 from isthmus.protos.checkpoint.store import checkpoint_name
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.api.site import Site
@@ -212,6 +215,69 @@ def test_what_was_saved_goes_on_with_the_same_bits(
 @pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("layouts", "more"),
+    [
+        (("lone", "ddp"), SYNC_EVERY),
+        pytest.param(("lone", "lone"), STREAMED, marks=pytest.mark.exhaustive),
+        pytest.param(("fsdp2", "ddp"), SYNC_EVERY, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_what_a_site_has_not_used_is_saved_and_goes_on_with_the_same_bits(
+    tmp_path: Path, layouts: tuple[str, str], more: list[str]
+) -> None:
+    """One optimizer has no state at one site, another at the other one."""
+    options: Any = {"more": more, "program": programs.train_partly_saved}
+    whole = saved.run(tmp_path / "whole", layouts, **options)
+    resume = whole / checkpoint_name(saved.SAVED)
+    resumed = saved.run(tmp_path / "resumed", layouts, resume=resume, **options)
+    expected, found = (saved.everything(each, 4) for each in (whole, resumed))
+    assert found.keys() == expected.keys()
+    assert not [name for name, each in found.items() if not torch.equal(each, expected[name])]
+    kept = {name for name in found if name.startswith("optimizer/")}
+    assert {f"optimizer/of_site.{each}.weight/{key}" for each, key in KEPT} < kept
+
+
+KEPT = [(0, "momentum_buffer"), (1, "exp_avg"), (1, "exp_avg_sq"), (1, "step")]
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("more", "steps"),
+    [
+        (SYNC_EVERY, [4, 6]),
+        *(
+            pytest.param(*each, marks=pytest.mark.exhaustive)
+            for each in [
+                (["regime.kind=local_sgd", *SYNC_EVERY[1:2]], [4, 6]),
+                (STREAMED, [4, 6, 7]),
+                (["regime=delayed"], [3, 6, 7]),
+            ]
+        ),
+    ],
+)
+def test_a_resumed_run_saves_at_the_same_steps_with_the_same_bits(
+    tmp_path: Path, more: list[str], steps: list[int]
+) -> None:
+    """Where the interval, three steps, is no multiple of a round's."""
+    options: Any = {"more": [*more, "checkpoint.every=3 steps"], "num_steps": 7, "start": steps[0]}
+    whole = saved.run(tmp_path / "whole", ("lone", "lone"), **options)
+    resume = whole / checkpoint_name(steps[0])
+    resumed = saved.run(tmp_path / "resumed", ("lone", "lone"), resume=resume, **options)
+    for store, wanted in [(whole, steps), (resumed, steps[1:])]:
+        written = [each.name for each in sorted(store.glob("step-*"))]
+        assert written == [*map(checkpoint_name, wanted)]
+    for step in steps[1:]:
+        expected, found = (saved.everything(each, step) for each in (whole, resumed))
+        assert found.keys() == expected.keys()
+        assert not [name for name, each in found.items() if not torch.equal(each, expected[name])]
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("after", [("fsdp3",), ("ddp", "fsdp2", "lone")])
 def test_another_number_of_sites_goes_on(tmp_path: Path, after: tuple[str, ...]) -> None:
     whole = saved.run(tmp_path / "whole", ("fsdp2", "lone"), more=SYNC_EVERY)
@@ -284,6 +350,76 @@ def test_what_has_moved_counts_where_something_else_is_attached() -> None:
     assert not all(map(torch.equal, model.parameters(), before)), "the outer step was taken"
     train_once(model, other)
     site.leave()
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("kind", ["local_sgd", "diloco", "streaming"])
+@pytest.mark.parametrize(
+    ("way", "loss"),
+    [
+        ("lone", "mean"),
+        ("lone", "sum"),
+        ("ddp", "mean"),
+        ("ddp", "sum"),
+        ("fsdp2", "mean"),
+        ("fsdp2", "sum"),
+    ],
+)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_over_no_tokens_counts_for_nothing(
+    kind: str, way: str, loss: Literal["mean", "sum"], value: float
+) -> None:
+    """It is zeros then: a site of one rank has nobody whose gradient takes its place."""
+    regime = regime_of(kind, sync_every=2)
+    site = lone_site(RecordingLink(), regime=regime)
+    torch.manual_seed(0)
+    model: Any = nn.Linear(4, 1)
+    if way == "ddp":
+        model = DistributedDataParallel(model)
+    elif way == "fsdp2":
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        if loss == "sum":
+            model.set_gradient_divide_factor(1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    site.attach(model, optimizer, loss=loss)
+    for step in range(6):
+        optimizer.zero_grad()
+        before = [*map(torch.clone, locals_of(model.parameters()))]
+        is_bad = step in (2, 5)
+        inputs = torch.full((2, 4), value if is_bad else 1.0 + step)
+        site.count_tokens(0 if is_bad else 2)
+        backward(model(inputs).square().mean())
+        optimizer.step()
+        if step == 2 and kind != "streaming":
+            assert all(map(torch.equal, before, locals_of(model.parameters())))
+    assert all(bool(each.isfinite().all()) for each in locals_of(model.parameters()))
+    site.leave()
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("kind", ["delayed", "local_sgd", "diloco", "streaming"])
+@pytest.mark.parametrize("inputs", [1, 8])
+def test_the_hash_of_a_gradient_tells_sites_data_apart(kind: str, inputs: int) -> None:
+    """Also where a parameter has one element, as the bias of a critic."""
+    regime = regime_of(kind, sync_every=None if kind == "delayed" else 2)
+    found = []
+    for seed in (0, 0, 1):
+        link = RecordingLink()
+        site = lone_site(link, regime=regime)
+        torch.manual_seed(0)
+        model = nn.Linear(inputs, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        site.attach(model, optimizer)
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(2):
+            optimizer.zero_grad()
+            backward(model(torch.randn(4, inputs, generator=generator)).mean())
+            optimizer.step()
+        site.leave()
+        records = [values for of, _, values in link.metrics if of == metrics.STEP]
+        found.append([each[metrics.GRADIENT_HASH] for each in records])
+    assert found[0] == found[1]
+    assert all(one and one != other for one, other in zip(found[0], found[2], strict=True))
 
 
 def sharded(device: str) -> tuple[Site, nn.Module, torch.optim.Optimizer]:

@@ -447,8 +447,14 @@ class Attachment:
         averaging = self._averaging
         inside = self._agreement(hook, averaging.site_collectives, is_own=True)
         inside.adopt([inside.tensors.to_bytes()])
+        context = self._context
         return OuterBuckets(
-            averaging.pipeline, hook, averaging.site_collectives, self._context.device
+            averaging.pipeline,
+            hook,
+            averaging.site_collectives,
+            context.device,
+            site=context.index,
+            num_sites=context.num_sites,
         )
 
     def _begin_loop(

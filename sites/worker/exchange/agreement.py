@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
+from isthmus.sites.worker.exchange.rounds import PLAIN, RoundTerms
 from isthmus.sites.worker.exchange.tensor_average import packed
 from isthmus.sites.worker.exchange.tensor_hashes import layout_of_labels
 
@@ -29,10 +30,12 @@ def tell_all(
     num_sites: int,
     rank: int,
     device: torch.device,
+    first_bucket: int = 0,
 ) -> list[bytes]:
     """Return what each site's first rank tells; nothing of a lost one.
 
-    A collective of all ranks of all sites, of two rounds.
+    A collective of all ranks of all sites, of two rounds, whose buckets' numbers begin at
+    `first_bucket`.
 
     Raises:
         IsthmusError: the exchange failed.
@@ -41,7 +44,8 @@ def tell_all(
     halves = [len(data) >> 16, len(data) & 0xFFFF]
     lengths = torch.zeros(_PAIR * num_sites, dtype=torch.float32, device="cpu")
     lengths[_PAIR * site :][:_PAIR] = torch.tensor(halves, dtype=torch.float32, device="cpu")
-    sums, _ = _sum(pipeline, lengths, site, num_sites, device, speaks=speaks)
+    terms = RoundTerms(first_bucket=first_bucket)
+    sums, _ = _sum(pipeline, lengths, site, num_sites, device, speaks=speaks, terms=terms)
     told = sums.reshape(num_sites, _PAIR).tolist()
     counts = [int(high) << 16 | int(low) for high, low in told]
     places = [0]
@@ -52,7 +56,7 @@ def tell_all(
     pairs = octets.view(-1, _PAIR).to(torch.float32)
     own = numbers[places[site] : places[site + 1]]
     own.copy_((pairs[:, 0] + 256.0 * pairs[:, 1])[: len(own)])
-    sums, spoke = _sum(pipeline, numbers, site, num_sites, device, speaks=speaks)
+    sums, spoke = _sum(pipeline, numbers, site, num_sites, device, speaks=speaks, terms=terms)
     heard = sums.to(torch.int32)
     found = torch.stack([heard % 256, heard // 256], dim=1).to(torch.uint8).numpy().tobytes()
     return [
@@ -96,6 +100,7 @@ def _sum(
     device: torch.device,
     *,
     speaks: bool,
+    terms: RoundTerms = PLAIN,
 ) -> tuple[torch.Tensor, list[bool]]:
     """Return the sum over sites of whole numbers below 65536, of which one at most is not 0.
 
@@ -104,7 +109,7 @@ def _sum(
     ones = torch.zeros(num_sites, dtype=torch.float32, device="cpu")
     ones[site] = 1.0
     means = torch.cat([ones, numbers]).to(device)
-    pipeline.begin(1.0 if speaks else 0.0)
+    pipeline.begin(1.0 if speaks else 0.0, terms)
     blocks = packed([means], _BLOCK_NUMEL)
     futures = [pipeline.submit(each, _LAYOUT, exact=True) for each in blocks]
     pipeline.wait()

@@ -374,6 +374,8 @@ class BucketPipeline:
                 is_finite = self._look(current, pieces, named, is_own=is_own)
             if work is not None or (current.terms.is_summed and not factors):
                 factors = [1.0] * len(pieces)
+            if is_gradient and current.is_void(is_own=is_own):
+                factors = [0.0] * len(pieces)
             weights = factors or (current.tokens if is_own else self.site_tokens())
             write_pieces(pieces, weights, slot.padded)
         pending = self._transfer.launch(slot)

@@ -13,7 +13,7 @@ from isthmus.protos.errors import ScriptError
 from isthmus.sites.local.rank_messages import Reduced, ReductionTimes
 from isthmus.sites.local.squares import NUM_WORDS, norm_of, total_of, units_of_words
 from isthmus.sites.worker.exchange.bucket_copy import Pending, Slot
-from isthmus.sites.worker.exchange.collectives import Ranks
+from isthmus.sites.worker.exchange.collectives import Ranks, wait
 from isthmus.sites.worker.exchange.finite_watch import Named
 from isthmus.topology.spec.step_parts import Crossing, Interval, RoundTimes
 
@@ -160,6 +160,18 @@ class Round:
         if reduced.round != self.number:
             return None
         return self.by_number.get(reduced.bucket)
+
+    def is_void(self, *, is_own: bool) -> bool:
+        """Whether what this rank hands over counts for nothing, so that no NaN in it may spread.
+
+        `is_own`: it is of this rank alone, else of the site. Only a rank without tokens then waits
+        for what the others have.
+        """
+        if self.tokens != 0.0:
+            return False
+        if not is_own:
+            wait(self.pending)
+        return is_own or not bool(self.total.sum())
 
     @property
     def raw_bytes(self) -> int:

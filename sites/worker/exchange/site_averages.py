@@ -29,6 +29,7 @@ from isthmus.sites.worker.exchange.collectives import Collectives, wait
 from isthmus.sites.worker.exchange.finite_watch import Named
 from isthmus.sites.worker.exchange.rounds import (
     EVERYBODY,
+    HASHED_NUMEL,
     PLAIN,
     Round,
     RoundTerms,
@@ -98,8 +99,8 @@ class SiteAverages:
         self._device = device
         self._round: Round | None = None
         self._moving: list[_Moving] = []
-        self._first: torch.Tensor | None = None
-        """The first piece of the round's gradients."""
+        self._gradients: list[torch.Tensor] = []
+        """The pieces of the round's gradients, in order."""
         self._num_rounds = 0
         self.before_gradients: Callable[[], None] = lambda: None
         """Called before a round of gradients begins."""
@@ -123,7 +124,7 @@ class SiteAverages:
         pending = self._collectives.all_reduce(total, terms.counted_by)
         self._round = Round(self._num_rounds, tokens, total, pending, terms, crosses=False)
         self._num_rounds += 1
-        self._first = None
+        self._gradients = []
         return self._round
 
     def site_tokens(self) -> torch.Tensor:
@@ -151,10 +152,13 @@ class SiteAverages:
         a pipeline share is added up.
         """
         del layout, exact, number, sharing, named
-        if self._first is None and is_gradient and pieces:
-            self._first = pieces[0]
         future = self._make_future()
         current = self._current
+        if is_gradient:
+            self._gradients += pieces
+            if current.is_void(is_own=route is None):
+                for each in pieces:
+                    each.zero_()  # Not a product: a loss over no tokens is often NaN.
         is_summed = bool(factors) or current.terms.is_summed
         if route is None and self._collectives.world_size > 1:
             self._moving.append(self._add_up(pieces, factors, future, is_summed=is_summed))
@@ -218,9 +222,9 @@ class SiteAverages:
         self._moving.clear()
         current.site_weight = current.weight = float(self.site_tokens())
         check_alike(current)
-        if dist.get_rank() == 0 and self._first is not None and current.terms.is_gradient:
-            first = self._first.detach().reshape(-1)
-            current.gradient_hash = hash_of_site(first.float().cpu())
+        if dist.get_rank() == 0 and current.terms.is_gradient and current.weight:
+            current.gradient_hash = _hash_of(self._gradients)
+        self._gradients = []
         current.end_s = self._now_s()
         return current
 
@@ -232,3 +236,17 @@ class SiteAverages:
     def _make_future(self) -> torch.futures.Future[torch.Tensor]:
         is_on_host = self._device.type == "cpu"
         return torch.futures.Future(devices=None if is_on_host else [self._device])
+
+
+def _hash_of(pieces: Sequence[torch.Tensor]) -> int:
+    """Return `hash_of_site` of the first piece that tells something; else of all their beginnings.
+
+    A bias of one element, which often comes first, tells nothing by itself.
+    """
+    beginnings: list[torch.Tensor] = []
+    for each in pieces:
+        values = each.detach().reshape(-1)[:HASHED_NUMEL].float().cpu()
+        if found := hash_of_site(values):
+            return found
+        beginnings.append(values[:1])
+    return hash_of_site(torch.cat(beginnings)) if beginnings else 0

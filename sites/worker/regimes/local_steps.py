@@ -18,8 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -30,7 +29,7 @@ from isthmus.sites.worker.checks.refusals import scaler_steps
 from isthmus.sites.worker.exchange.rounds import Round
 from isthmus.sites.worker.exchange.sharding import laid_out_as, local_of
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
-from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
+from isthmus.sites.worker.regimes.outer_buckets import Entry, OuterBuckets
 from isthmus.sites.worker.regimes.outer_shard import OuterShard, Rates, Rounded
 from isthmus.topology.spec.regime import Regime
 
@@ -286,22 +285,82 @@ class LocalSteps:
         }
 
     def _average_moments(self) -> None:
-        """Average what the inner optimizer has of each element of a parameter over the sites."""
+        """Average what the inner optimizers have of each element of a parameter over the sites.
+
+        First all ranks of all sites tell which moments they have. Where a site has not used a
+        parameter, it gets the others' moments of it, and the count of the first site that has any:
+        so all have what a run has that goes on from here.
+        """
+        names = {id(each): name for name, each in self._trained.items()}
+        owners = {
+            names[id(each)]: (optimizer.state, group)
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for each in group["params"]
+            if id(each) in names
+        }
+        kept = self._buckets.agree_on_entries(
+            {
+                name: _entries_of(state.get(self._trained[name], {}), self._trained[name])
+                for name, (state, _) in owners.items()
+            }
+        )
         moments: dict[str, dict[str, torch.Tensor]] = {}
-        for optimizer, (name, parameter) in product(self._optimizers, self._trained.items()):
-            for key, value in optimizer.state.get(parameter, {}).items():
-                is_moment = isinstance(value, torch.Tensor) and value.shape == parameter.shape
-                if is_moment and value.is_floating_point() and key != _COUNT:
-                    moments.setdefault(key, {})[name] = value
+        for name, entries in kept.items():
+            for key, entry in entries.items():
+                of_key = moments.setdefault(key, {}) if entry[1] is None else {}
+                if name in owners:
+                    state, group = owners[name]
+                    parameter = self._trained[name]
+                    _keep(state[parameter], key, entry, parameter, group)
+                    of_key[name] = state[parameter][key]
         for place, (key, found) in enumerate(sorted(moments.items())):
             with written(found) as flats:
-                # A parameter that this site has not used has none here, and may at another site.
                 absent = {
                     name: torch.zeros_like(local_of(each)).view(-1)
                     for name, each in self._trained.items()
                     if name not in found
                 }
                 self._buckets.average_exactly(self._latest_tokens, absent | flats, key, place)
+
+
+def _entries_of(state: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, Entry]:
+    """Return what an optimizer keeps of a parameter: its moments, and what is a number."""
+    entries: dict[str, Entry] = {}
+    for key, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            if type(value) in (int, float):
+                entries[key] = ("", value)
+            continue
+        dtype = str(value.dtype).removeprefix("torch.")
+        if value.shape == parameter.shape and value.is_floating_point() and key != _COUNT:
+            entries[key] = (dtype, None)
+        elif value.numel() == 1:
+            entries[key] = (dtype, value.item())
+    return entries
+
+
+@torch.no_grad()
+def _keep(
+    state: dict[str, Any],
+    key: str,
+    entry: Entry,
+    parameter: torch.Tensor,
+    group: Mapping[str, Any],
+) -> None:
+    """Have an optimizer's state of a parameter keep a number, or a moment: zeros, if it is new."""
+    dtype, number = entry
+    if not dtype:
+        state[key] = number
+    elif isinstance(state.get(key), torch.Tensor):
+        if number is not None:
+            state[key].fill_(number)
+    elif number is None:
+        state[key] = torch.zeros_like(parameter, dtype=getattr(torch, dtype), requires_grad=False)
+    else:
+        is_on_host = key == _COUNT and not (group.get("fused") or group.get("capturable"))
+        device = "cpu" if is_on_host else local_of(parameter).device
+        state[key] = torch.tensor(number, dtype=getattr(torch, dtype), device=device)
 
 
 @contextmanager

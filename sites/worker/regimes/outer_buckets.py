@@ -9,6 +9,7 @@ and every rank that holds it gets the result. Buckets are those that all sites a
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from isthmus.sites.local.regions import FLOAT_BYTES
+from isthmus.sites.worker.exchange.agreement import tell_all
 from isthmus.sites.worker.exchange.bucket_copy import (
     Slot,
     bring_back,
@@ -35,6 +37,11 @@ from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
 from isthmus.sites.worker.layouts.canonical import Agreed, BucketCut, GradientPlan
 from isthmus.sites.worker.layouts.sharded_state import held_pieces
 
+Entry = tuple[str, float | None]
+"""What an optimizer keeps of a parameter under some key: the dtype of a tensor, empty for a plain
+number; and the number, None for a tensor that is laid out as the parameter."""
+Entries = Mapping[str, Mapping[str, Entry]]
+"""Of each parameter, by name and key."""
 Pieces = Sequence[torch.Tensor]
 """What a rank holds of a bucket, of each of its slices in turn."""
 
@@ -75,10 +82,14 @@ class OuterBuckets:
         hook: AgreedHook,
         site_collectives: Collectives,
         device: torch.device,
+        *,
+        site: int,
+        num_sites: int,
     ) -> None:
         """Send what `hook` has averaged inside the site; `agree` comes next.
 
         `device` is this rank's: what moves inside the site does so there, by `site_collectives`.
+        `site` is this one among `num_sites`.
         """
         self._copies: dict[str, int] = {}
         """How many ranks of the site hold what this one does of a parameter."""
@@ -86,6 +97,7 @@ class OuterBuckets:
         self._hook = hook
         self._site_collectives = site_collectives
         self._device = device
+        self._site, self._num_sites = site, num_sites
         self._world_size = dist.get_world_size()
         self.own = hook.own
         self.twins = hook.twins
@@ -267,6 +279,22 @@ class OuterBuckets:
             future.wait()
         return finished
 
+    def agree_on_entries(self, own: Entries) -> Entries:
+        """Return what any rank of any site has told, each entry as the first site has it."""
+        told: list[Entries] = [own] * self._world_size
+        if self._world_size > 1:
+            dist.all_gather_object(told, own)
+        data = tell_all(
+            self._pipeline,
+            json.dumps(_first_of(told)).encode(),
+            site=self._site,
+            num_sites=self._num_sites,
+            rank=dist.get_rank(),
+            device=self._device,
+            first_bucket=first_bucket_of(1),
+        )
+        return _first_of([json.loads(each) for each in data if each])
+
     def average_exactly(
         self, tokens: float, flats: Mapping[str, torch.Tensor], what: str, place: int
     ) -> None:
@@ -280,7 +308,7 @@ class OuterBuckets:
         """
         terms = RoundTerms(
             # Numbers of their own, or the gateway would drop the residuals of a regime's rounds.
-            first_bucket=first_bucket_of(1 + place),
+            first_bucket=first_bucket_of(2 + place),
             counted_by=self.data_ranks,
             num_slots=self._num_slots(),
         )
@@ -370,3 +398,12 @@ class OuterBuckets:
             named=[(name, flats[name]) for name in bucket.cut.names if name in flats],
             work=work,
         )
+
+
+def _first_of(told: Iterable[Entries]) -> Entries:
+    """Return all entries; of several of the same parameter and key, the first."""
+    found: dict[str, dict[str, Entry]] = {}
+    for each in told:
+        for name, entries in each.items():
+            found[name] = {**entries, **found.get(name, {})}
+    return found
