@@ -17,7 +17,7 @@ def job_findings(facts: Facts, job: Job, site: str | None = None) -> list[Findin
 
     `site` names the machine's; None: this machine, whichever sites it has.
     """
-    found = [] if facts.script is None else list(_script(facts.script, facts.user, site))
+    found = [] if facts.script is None else list(_script(facts.script, job, facts.user, site))
     if facts.working_folder_error is not None:
         named, error = job.working_folder, facts.working_folder_error
         name = "working-folder-missing" if named is None else "working-folder-missing/named"
@@ -27,7 +27,7 @@ def job_findings(facts: Facts, job: Job, site: str | None = None) -> list[Findin
     return [*found, *_data(facts.globs, job.trainer.data.files, facts.user, site)]
 
 
-def _script(script: Script, user: str, site: str | None) -> Iterator[Finding]:
+def _script(script: Script, job: Job, user: str, site: str | None) -> Iterator[Finding]:
     name, line = "", None
     if script.error is not None:
         name = "script-unreadable/denied" if "denied" in script.error else "script-unreadable"
@@ -37,8 +37,16 @@ def _script(script: Script, user: str, site: str | None) -> Iterator[Finding]:
         name = "script-never-joins"
     elif not script.averages:
         name = "script-never-attaches"
+    elif script.uses_own and job.regime.is_local:
+        name = "script-uses-own"
     if name:
-        facts = {"script": script.path, "error": script.error, "quoted": shlex.quote(script.path)}
+        facts = {
+            "script": script.path,
+            "error": script.error,
+            "quoted": shlex.quote(script.path),
+            "call": script.uses_own,
+            "regime": job.regime.kind,
+        }
         problem = finding(name, site, user=user, **facts)
         yield dataclasses.replace(problem, path=("entrypoint",), line=line)
 

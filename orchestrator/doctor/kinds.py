@@ -152,6 +152,9 @@ nothing: isthmus.join(averages=False)
 warning script-never-joins: the entrypoint {script} never calls isthmus.join()
   the run waits for each rank to join, until failure.start_within is over
   add to it: site = isthmus.join(); site.attach(model, optimizer)
+warning script-uses-own: the entrypoint {script} calls {call}(), and never site.global_parameters()
+  under `regime: {regime}` a model's parameters are this site's own between two rounds
+  evaluate, save and average weights inside `with site.global_parameters():`
 error working-folder-missing: the working folder of the job file: {error}
   each rank runs the script there
   have the job's files lie there as here, or name the folder as the site's `job_folder` in the \

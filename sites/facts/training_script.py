@@ -18,10 +18,12 @@ _INTEGRATIONS = ("isthmus.sites.integrations.", "isthmus.sites.trainer.")
 """Modules of ours that average by themselves."""
 _AVERAGING = frozenset({"attach", "average_gradients", "all_reduce", "broadcast"})
 """Methods of a site that do."""
+_READING = frozenset({"AveragedModel", "eval", "inference_mode", "save_pretrained", "state_dict"})
+"""What reads all of a model's weights, between two steps."""
 
 
 def look_at(path: str) -> Script:
-    """Read the script, and the modules beside it, until one joins and one averages."""
+    """Read the script, and the modules beside it."""
     script = Path(path)
     try:
         if script.is_dir():
@@ -39,8 +41,8 @@ def look_at(path: str) -> Script:
         )
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path or in the text
         return Script(path=path, error=_reason(error))
-    joins, averages = _joins_and_averages(tree, script.parent)
-    return Script(path=path, joins=joins, averages=averages)
+    joins, averages, uses_own = _calls(tree, script.parent)
+    return Script(path=path, joins=joins, averages=averages, uses_own=uses_own)
 
 
 def _look_at_folder(folder: Path) -> Script:
@@ -54,26 +56,37 @@ def _look_at_folder(folder: Path) -> Script:
         error=None if found.error is None else f"{main.name}: {found.error}",
         joins=found.joins,
         averages=found.averages,
+        uses_own=found.uses_own,
     )
 
 
-def _joins_and_averages(tree: ast.AST, folder: Path) -> tuple[bool, bool]:
-    """Whether a module, or one of those in `folder` that it imports, joins; and averages."""
+def _calls(tree: ast.AST, folder: Path) -> tuple[bool, bool, str]:
+    """Whether a module, or one of those in `folder` that it imports, joins; averages; uses its own.
+
+    As `Script` has them.
+    """
     trees, seen = [tree], set[Path]()
     joins = averages = False
+    named = set[str]()
     for each in trees:
         joins |= _calls_join(each)
         averages |= _averages(each)
-        if joins and averages:
-            break
+        named |= {node.attr for node in ast.walk(each) if isinstance(node, ast.Attribute)}
+        named |= {node.id for node in ast.walk(each) if isinstance(node, ast.Name)} - {"eval"}
         for path in _imported(each, folder):
             if path not in seen and len(seen) < _MODULES_MAX:
                 seen.add(path)
                 try:
                     trees.append(ast.parse(path.read_bytes()))
                 except (OSError, SyntaxError, ValueError):
-                    return True, True  # in doubt
-    return joins, averages or len(seen) == _MODULES_MAX
+                    return True, True, ""  # in doubt
+    is_all = len(seen) < _MODULES_MAX
+    uses = min(named & _READING, default="")
+    return (
+        joins,
+        averages or not is_all,
+        uses if is_all and "global_parameters" not in named else "",
+    )
 
 
 def _averages(tree: ast.AST) -> bool:

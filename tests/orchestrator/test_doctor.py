@@ -216,6 +216,28 @@ def test_an_entrypoint_that_never_attaches(open_folder: Path) -> None:
     only(found, "script-never-attaches", WARNING, "site.attach(model, optimizer)")
 
 
+@pytest.mark.parametrize("kind", ["diloco", "streaming", "local_sgd"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        "model.eval()",
+        "torch.save(model.state_dict(), 'model')",
+        "model.module.save_pretrained('folder')",
+        "mean = torch.optim.swa_utils.AveragedModel(model)",
+        "with torch.inference_mode(): model(inputs)",
+    ],
+)
+def test_an_entrypoint_that_uses_what_one_site_has(open_folder: Path, kind: str, use: str) -> None:
+    (open_folder / "train.py").write_text(f"{JOINS}{use}\n")
+    regime = f"entrypoint: train.py\nregime: {kind}"
+    told = only(files_of(job(regime), open_folder), "script-uses-own", WARNING, "global_parameters")
+    assert kind in told.why
+    assert files_of(job("entrypoint: train.py\nregime: delayed"), open_folder) == []
+    (open_folder / "helper.py").write_text("def all_sites(site): return site.global_parameters()\n")
+    (open_folder / "train.py").write_text(f"import helper\n{JOINS}{use}\n")
+    assert files_of(job(regime), open_folder) == []
+
+
 def test_5_data_that_is_not_there(open_folder: Path) -> None:
     found = files_of(job("trainer: {data: {files: ['*.text']}}"), open_folder)
     only(found, "data-missing", ERROR, f"ls {open_folder}/*.text")

@@ -52,6 +52,9 @@ class Script:
     """Whether it, or a module beside it that it imports, calls `isthmus.join`; True in doubt."""
     averages: bool = True
     """Whether one of them averages something over sites, or says that none does; True in doubt."""
+    uses_own: str = ""
+    """What one of them calls that reads weights, to evaluate, save or average them, where none of
+    them has `site.global_parameters`; empty: there is none, or in doubt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
