@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from isthmus.protos import metrics
 from isthmus.protos.errors import RankLostError
 from isthmus.sites.local.rank_messages import (
     Digest,
@@ -106,12 +107,16 @@ class RecordingLink(AloneLink):
     def __init__(self) -> None:
         super().__init__()
         self.metrics: list[tuple[str, int, Mapping[str, float]]] = []
+        self.reasons: list[tuple[str, str]] = []
+        """Kinds of metrics, and what they give for a reason."""
         self.steps_hashed: list[int] = []
         self.has_left = False
 
     def send(self, message: FromRank, descriptor: int | None = None) -> None:
         if isinstance(message, Metric):
             self.metrics.append((message.kind, message.step, message.values))
+            if metrics.REASON in message.labels:
+                self.reasons.append((message.kind, message.labels[metrics.REASON]))
         elif isinstance(message, Digest):
             self.steps_hashed.append(message.step)
         super().send(message, descriptor)

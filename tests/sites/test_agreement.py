@@ -10,6 +10,7 @@ import torch
 
 from isthmus.sites.worker.exchange.agreement import tell_all
 from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
+from isthmus.sites.worker.exchange.rounds import RoundTerms
 
 
 class Averages:
@@ -19,7 +20,7 @@ class Averages:
         self._lost_in = lost_in
         self._round = -1
 
-    def begin(self, tokens: float) -> None:
+    def begin(self, tokens: float, _: RoundTerms) -> None:
         assert tokens == 1.0
         self._round += 1
 

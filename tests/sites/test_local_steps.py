@@ -21,10 +21,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.protos import metrics
 from isthmus.protos.checkpoint.store import checkpoint_name
-from isthmus.protos.errors import ScriptError
+from isthmus.protos.errors import NonFiniteError, ScriptError
 from isthmus.sites.worker.api.site import Site
 from isthmus.sites.worker.exchange.collectives import ensure_process_group
 from isthmus.sites.worker.exchange.sharding import local_of, whole_of, write_whole
+from isthmus.sites.worker.regimes.streaming import Streaming
+from isthmus.topology.spec.job import Exchange
 from isthmus.topology.spec.regime import OuterOptimizer, regime_of
 from tests.fakes.lone_exchanges import RecordingLink
 from tests.fakes.lone_sites import lone_site
@@ -420,6 +422,104 @@ def test_the_hash_of_a_gradient_tells_sites_data_apart(kind: str, inputs: int) -
         found.append([each[metrics.GRADIENT_HASH] for each in records])
     assert found[0] == found[1]
     assert all(one and one != other for one, other in zip(found[0], found[2], strict=True))
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("use", ["evaluate", "save", "evaluate-module"])
+@pytest.mark.parametrize("kind", ["local_sgd", "diloco", "streaming"])
+def test_who_evaluates_or_saves_what_only_one_site_has_is_told_once(kind: str, use: str) -> None:
+    link = RecordingLink()
+    regime = regime_of(kind, sync_every=4, fragments=2 if kind == "streaming" else None)
+    site = lone_site(link, regime=regime)
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    site.attach(model, optimizer)
+
+    def used() -> None:
+        with torch.no_grad():
+            match use:
+                case "evaluate":
+                    model(torch.ones(2, 4))
+                case "evaluate-module":
+                    model.module(torch.ones(2, 4))
+                case "save":
+                    model.state_dict()
+
+    used()
+    for step in range(1, 8):
+        train_once(model, optimizer)
+        with site.global_parameters():
+            used()
+        assert not troubles(link)
+        if step == 4 and kind != "streaming":
+            used()  # a round has just ended
+    used()
+    used()
+    (told,) = troubles(link)
+    assert told.startswith(f"regime {kind}: after step 7 the model ")
+    assert "inside `with site.global_parameters():`" in told
+    site.leave()
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize(
+    ("sync_every", "fragments", "delay"),
+    [(1, 1, 0), (2, 1, 0), (2, 2, 0), (4, 2, 1), (4, 2, 0), (4, 1, 2)],
+)
+def test_fragments_of_any_number_have_a_state_of_all_sites(
+    sync_every: int, fragments: int, delay: int
+) -> None:
+    """Also where there is one, which lands with the step that is saved."""
+    regime = regime_of("streaming", sync_every=sync_every, fragments=fragments, delay=delay)
+    site = lone_site(RecordingLink(), regime=regime)
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    site.attach(model, optimizer)
+    loop = site._parts.attachment.loop
+    assert isinstance(loop, Streaming)
+
+    def save(step: int) -> None:
+        if step % sync_every == 0:
+            assert loop.make_common()
+            for name, each in model.named_parameters():
+                assert torch.equal(loop.tensors()[f"global/{name}"], each)
+
+    site._parts.steps.listen(save)
+    for _ in range(3 * sync_every):
+        train_once(model, optimizer)
+    site.leave()
+
+
+def troubles(link: RecordingLink) -> list[str]:
+    return [reason for kind, reason in link.reasons if kind == metrics.TROUBLE]
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("kind", ["local_sgd", "diloco", "streaming"])
+def test_a_value_that_is_not_finite_is_told_with_the_step_in_which_gradients_were(
+    kind: str,
+) -> None:
+    link = RecordingLink()
+    regime = regime_of(kind, sync_every=4, fragments=1 if kind == "streaming" else None)
+    site = lone_site(link, regime=regime, exchange=Exchange(non_finite="stop"))
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    site.attach(model, optimizer)
+    for step in range(1, 5):
+        optimizer.zero_grad()
+        backward(model(torch.full((2, 4), math.nan if step == 2 else 1.0)).square().mean())
+        if step == 4:
+            with pytest.raises(NonFiniteError, match=r"value of .*; .* not finite first in step 2"):
+                optimizer.step()
+        else:
+            optimizer.step()
+    ((of, reason),) = link.reasons
+    assert of == metrics.NON_FINITE
+    sent_in = 5 if kind == "streaming" else 4
+    assert reason.startswith(f"in step {sent_in} the value of weight held a NaN")
+    assert "step 2" in reason
+    site.leave()
 
 
 def sharded(device: str) -> tuple[Site, nn.Module, torch.optim.Optimizer]:

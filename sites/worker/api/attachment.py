@@ -212,7 +212,8 @@ class Attachment:
                 "that is attached are averaged by its backward pass"
             )
         if now.step_watch is not None:
-            now.step_watch.note_average(exact=exact)
+            # Where sites take steps of their own, gradients that all share are no part of a round.
+            now.step_watch.note_average(exact=exact or self._regime.is_local)
         if now.crossing is not None:
             now.crossing.note_average(tensors)
         self._averaging.average_for_script(tensors, tokens, exact=exact)
@@ -471,10 +472,12 @@ class Attachment:
             loop = kind(
                 hook,
                 buckets,
+                models,
                 self._now.optimizers,
                 self._regime,
                 num_sites=self._num_sites,
                 counts=self._counts,
+                warn=self._warn,
             )
         else:
             from isthmus.sites.worker.regimes.delayed import Delayed
@@ -491,6 +494,11 @@ class Attachment:
             )
         self._steps.before_end, self._steps.after_end = loop.before_end, loop.after_end
         return loop
+
+    def _warn(self, reason: str) -> None:
+        """Tell people something, which all sites would say alike."""
+        if self._context.rank == self._context.index == 0:
+            self._records.record_problem(metrics.TROUBLE, self._steps.num_steps, reason)
 
     def _counts(self) -> bool:
         """Whether what this site makes of its data counts."""

@@ -441,8 +441,9 @@ class BucketPipeline:
 
     def _tell_not_finite(self, current: Round, named: Named, *, is_own: bool) -> None:
         assert self._finite is not None, "nobody looks"
+        terms = current.terms
         try:
-            self._finite.found(named, is_own=is_own, what=current.terms.what)
+            self._finite.found(named, is_own=is_own, what=terms.what, since=terms.since())
         except NonFiniteError as error:
             self._open.fail(error)
             raise

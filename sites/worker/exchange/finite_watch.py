@@ -30,17 +30,19 @@ class FiniteWatch:
         self._is_finite = True
         """Of the open round, as far as it has come."""
 
-    def found(self, named: Named, *, is_own: bool, what: str = "gradient") -> None:
+    def found(self, named: Named, *, is_own: bool, what: str = "gradient", since: str = "") -> None:
         """What this rank has to hand over is not finite. `is_own`: it is this rank's gradient.
 
-        Else it is a shard of the site's. `what` says what it is, if no gradient.
+        Else it is a shard of the site's. `what` says what it is, if no gradient, and `since` how it
+        came to that.
 
         Raises:
             NonFiniteError: and the run is to stop for that.
         """
         name, value = _first(named)
         whose = f"the {what} of {name}" if is_own else f"its shard of the site's {what} of {name}"
-        self._found(name, f"{whose} held {value} before it was averaged", is_averaged=False)
+        reason = f"{whose} held {value} before it was averaged{since}"
+        self._found(name, reason, is_averaged=False)
 
     def end_round(self, *, unfit: Sequence[Named], what: str = "gradient") -> None:
         """A round of gradients is complete; `unfit` are those of its buckets that are not finite.

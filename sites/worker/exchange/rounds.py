@@ -103,6 +103,8 @@ class RoundTerms:
     """They have to have counted equally many."""
     what: str = "gradient"
     """What a parameter has in it, as an error has it."""
+    since: Callable[[], str] = str
+    """Says since when it may not be finite, behind that; nothing, where it is of this step."""
     is_background: bool = False
     """Training goes on while it crosses, until somebody waits for it."""
 

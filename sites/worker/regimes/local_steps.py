@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from isthmus.protos.errors import ScriptError
@@ -53,21 +54,25 @@ class LocalSteps:
         self,
         hook: AgreedHook,
         buckets: OuterBuckets,
+        models: Sequence[nn.Module],
         optimizers: Sequence[Optimizer],
         regime: Regime,
         *,
         num_sites: Callable[[], int],
         counts: Callable[[], bool],
+        warn: Callable[[str], None],
     ) -> None:
         """Count the tokens of what `hook` averages inside the site.
 
         Args:
             hook: averages gradients inside the site.
             buckets: what crosses.
+            models: that are trained.
             optimizers: the inner ones, in the order in which they step.
             regime: a local kind.
             num_sites: returns how many sites take part, the same at all ranks.
             counts: whether this site takes part now; else it only gets results.
+            warn: tells people something.
         """
         self._hook = hook
         self._buckets = buckets
@@ -100,11 +105,18 @@ class LocalSteps:
         """Gradients are the site's own: nobody asks."""
         self._squares: torch.Tensor | None = None
         """Sum of squares of the site's gradient."""
+        self._unfit_step: torch.Tensor | None = None
+        """The first step of the round whose gradient of the site was not finite, on its device; 0:
+        none was."""
         hook.after_gradients = self._note_gradients
         self._optimizers = optimizers
         self._is_over = False
         """The step has ended for which there were gradients last."""
+        self._warn: Callable[[str], None] | None = warn
+        """None: people have been told."""
         self._undo = [each.register_step_pre_hook(self._before_step).remove for each in optimizers]
+        for each in models:
+            self._watch_use(each.module if isinstance(each, DistributedDataParallel) else each)
 
     # ---------------------------------------------------------------- what others ask
 
@@ -144,6 +156,28 @@ class LocalSteps:
         """Return the rounds over sites that have landed since the last call."""
         landed, self._landed = self._landed, []
         return landed
+
+    def _watch_use(self, model: nn.Module) -> None:
+        """Warn once, where a script evaluates or saves what only this site has."""
+
+        def note_pass(module: nn.Module, _: object) -> None:
+            if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
+                note("is evaluated", module)
+
+        def note_saved(module: nn.Module, *_: object) -> None:
+            note("gives its state_dict()", module)
+
+        def note(what: str, module: nn.Module) -> None:
+            if module is model and self._has_moved and not self._is_away and self._warn:
+                self._warn(
+                    f"regime {self._regime.kind}: after step {self._step} the model {what} with "
+                    "parameters that only this site has: evaluate, save and average weights inside "
+                    "`with site.global_parameters():`"
+                )
+                self._warn = None
+
+        self._undo.append(model.register_forward_pre_hook(note_pass).remove)
+        self._undo.append(model.register_state_dict_pre_hook(note_saved).remove)  # type: ignore[no-untyped-call]
 
     # ---------------------------------------------------------------- a step
 
@@ -214,6 +248,21 @@ class LocalSteps:
 
     def _note_step(self, step: int) -> None:
         self._step, self._common, self._has_moved, self._is_over = step, {}, True, True
+        self._note_unfit(step)
+
+    def _note_unfit(self, step: int) -> None:
+        """Note the first step of a round whose gradient is not finite; on CUDA nothing waits."""
+        if self._squares is None:
+            return
+        if self._unfit_step is None or (step - 1) % self._regime.sync_every == 0:
+            self._unfit_step = torch.zeros_like(self._squares)
+        is_first = ~self._squares.isfinite() & (self._unfit_step == 0.0)
+        self._unfit_step = torch.where(is_first, float(step), self._unfit_step)
+
+    def _since(self) -> str:
+        """Say since when values of this site may not be finite."""
+        step = 0 if self._unfit_step is None else int(self._unfit_step)
+        return f"; the site's gradient was not finite first in step {step}" if step else ""
 
     def _meet(self) -> None:
         """Have parameters be the global ones, by a round of all sites."""
@@ -221,7 +270,8 @@ class LocalSteps:
         self._latest_tokens = max(self._tokens)
         self._tokens = [0.0] * len(self._tokens)
         with written(self._trained) as flats:
-            self._landed.append(self._buckets.exchange(self._latest_tokens, flats, self._shards))
+            tokens, shards = self._latest_tokens, self._shards
+            self._landed.append(self._buckets.exchange(tokens, flats, shards, self._since))
         self._has_moved = False
 
     def _set_rates(self, shards: Sequence[OuterShard]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -225,6 +225,7 @@ class OuterBuckets:
         tokens: float,
         flats: Mapping[str, torch.Tensor],
         buckets: Sequence[tuple[OuterBucket, Pieces, ShardWork]],
+        since: Callable[[], str],
     ) -> Round:
         """Begin to exchange some of the buckets, the same ones at all ranks that have a part.
 
@@ -233,9 +234,14 @@ class OuterBuckets:
             flats: as `send`, of what is in `buckets`: a value that is not finite is named by them.
             buckets: each with what it is of now and gets the result, and what is done to this
                 rank's shard. The pieces are anything until `wait_some`.
+            since: as `exchange`.
         """
         terms = RoundTerms(
-            is_gradient=True, what="value", is_background=True, counted_by=self.data_ranks
+            is_gradient=True,
+            what="value",
+            since=since,
+            is_background=True,
+            counted_by=self.data_ranks,
         )
         opened = self._pipeline.begin(tokens, terms)
         self._futures = [
@@ -254,7 +260,11 @@ class OuterBuckets:
     # ---------------------------------------------------------------- while training waits
 
     def exchange(
-        self, tokens: float, flats: Mapping[str, torch.Tensor], work: Sequence[ShardWork]
+        self,
+        tokens: float,
+        flats: Mapping[str, torch.Tensor],
+        work: Sequence[ShardWork],
+        since: Callable[[], str],
     ) -> Round:
         """Exchange what this rank holds, by what is done to its shard of each bucket in turn.
 
@@ -264,10 +274,12 @@ class OuterBuckets:
             tokens: this rank's, by whose sum `work` weighs what crosses.
             flats: as `send`.
             work: for each of `buckets`.
+            since: says, where a value is not finite, since when it may not be.
         """
         terms = RoundTerms(
             is_gradient=True,
             what="value",
+            since=since,
             counted_by=self.data_ranks,
             num_slots=self._num_slots(),
         )

@@ -45,6 +45,8 @@ class Streaming(LocalSteps):
     """Places of each fragment's buckets; none before the first step."""
     _sent: _Sent | None = None
     """What is under way."""
+    _sent_tokens = 0.0
+    """This rank's tokens in what was sent last."""
 
     # ---------------------------------------------------------------- what others ask
 
@@ -91,13 +93,14 @@ class Streaming(LocalSteps):
         shards = [self._shards[place] for place in places]
         self._set_rates(shards)
         tokens, self._tokens[fragment] = self._tokens[fragment], 0.0
+        self._sent_tokens = tokens
         with written(self._trained) as flats:
             sent = [
                 (each, [piece.clone() for piece in self._buckets.pieces_of(each, flats)])
                 for each in (self._buckets.buckets[place] for place in places)
             ]
             works = [(*each, shard) for each, shard in zip(sent, shards, strict=True)]
-            self._sent = _Sent(self._buckets.send_some(tokens, flats, works), sent)
+            self._sent = _Sent(self._buckets.send_some(tokens, flats, works, self._since), sent)
 
     def _land(self) -> None:
         """Merge what was sent last into the parameters, once it is there."""
@@ -139,5 +142,7 @@ class Streaming(LocalSteps):
             self._note_common()
             return True
         if self._has_moved:
+            if not any(self._tokens):  # the only fragment has landed with this step, as a part
+                self._tokens = [self._sent_tokens] * len(self._tokens)
             self._meet()
         return super().make_common()
