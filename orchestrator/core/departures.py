@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.failures import FailureReports
 from isthmus.orchestrator.core.first_failure import first_failure
-from isthmus.orchestrator.core.journaled_run import JournaledRun
-from isthmus.orchestrator.core.members import Absence, Contact, Member, Stage, Standing
+from isthmus.orchestrator.core.known_run import KnownRun
+from isthmus.orchestrator.core.members import Absence, Member, Stage, Standing
 from isthmus.orchestrator.core.policy import early_end_problem
 from isthmus.orchestrator.core.rank_reports import RankReports
 from isthmus.orchestrator.core.returns import Returns
 from isthmus.orchestrator.core.run_events import Action, RecordEvent
-from isthmus.topology.spec.world import Detection
 
 DROPPED = "dropped by an operator"
 
@@ -22,20 +21,12 @@ class Departures:
     """Ends what is left of sites, and writes down that others go on."""
 
     def __init__(
-        self,
-        record: JournaledRun,
-        contacts: Mapping[str, Contact],
-        rules: Detection,
-        *,
-        stop_grace_s: float,
-        returns: Returns,
-        reports: RankReports,
-        failures: FailureReports,
+        self, known: KnownRun, returns: Returns, reports: RankReports, failures: FailureReports
     ) -> None:
         """Begin with what was written down of the sites."""
-        self._record, self._contacts, self._rules = record, contacts, rules
-        self._stop_grace_s, self._returns = stop_grace_s, returns
-        self._reports, self._failures = reports, failures
+        self._record, self._contacts, self._rules = known.record, known.contacts, known.rules
+        self._stop_grace_s = known.timeouts.stop_grace_s
+        self._returns, self._reports, self._failures = returns, reports, failures
         self.is_released = False
         """All sites are done with the job, and have been told so."""
 

@@ -80,7 +80,7 @@ class Proposal:
             case TreesWanted():
                 return self.change.why
             case CatchUp():
-                return f"site {self.change.site} follows"
+                return f"site {self.change.site} catches up"
             case Rejoin():
                 return f"site {self.change.site} takes part"
             case DropRequested():
@@ -136,7 +136,7 @@ class Entry:
 def refused_change(
     change: Change, why: str, site: str = "", must_keep_codecs: bool = False
 ) -> list[Action]:
-    """Return what follows where a change does not come; `site` cannot have it."""
+    """Return what comes of a change that is given up; `site` cannot have it."""
     match change:
         case TreesWanted():
             return [TreesEnded(None, site, why, must_keep_codecs)]

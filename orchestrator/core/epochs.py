@@ -481,23 +481,25 @@ class Epochs:
 
     def _propose_change(self, members: tuple[str, ...], now_s: float) -> Iterator[Action]:
         """Begin with the next change that still makes sense."""
-        follows = self.epoch.follows
+        catching_up = self.epoch.follows
         while not self.record.leaving and (
-            due := [each for each in self._changes if not (follows and isinstance(each, CatchUp))]
+            due := [
+                each for each in self._changes if not (catching_up and isinstance(each, CatchUp))
+            ]
         ):
             change, wanted = due[0], members
             self._changes.remove(change)
             match change:
                 case Rejoin():
-                    if change.site not in follows:
+                    if change.site not in catching_up:
                         continue
-                case TreesWanted() if follows:
-                    yield from refused_change(change, f"site {follows[0]} is coming back")
+                case TreesWanted() if catching_up:
+                    yield from refused_change(change, f"site {catching_up[0]} is coming back")
                     return
                 case CatchUp() if self._presence.is_live(change.site):
                     order = {*members, change.site}
                     wanted = tuple(name for name in self._sites if name in order)
-                case DropRequested() if change.site in members and {change.site, *follows} < {
+                case DropRequested() if change.site in members and {change.site, *catching_up} < {
                     *members
                 }:
                     wanted = tuple(name for name in members if name != change.site)
@@ -564,16 +566,16 @@ class Epochs:
         self._let_in_alone()
 
     def _planned(
-        self, proposal: Proposal, follows: tuple[str, ...], notice: int, now_s: float
+        self, proposal: Proposal, catching_up: tuple[str, ...], notice: int, now_s: float
     ) -> Epoch:
         """Return the epoch of a change that stops nothing: `notice` rounds after the latest."""
         if isinstance(proposal.change, TreesWanted):
             reduction = proposal.change.reduction
         else:
-            others = tuple(name for name in proposal.members if name not in follows)
-            reduction = self._rules.make_plan(others, self._presence.dead_links(now_s), follows)
+            others = tuple(name for name in proposal.members if name not in catching_up)
+            reduction = self._rules.make_plan(others, self._presence.dead_links(now_s), catching_up)
         from_round = max(proposal.begun + notice, self.epoch.from_round)
-        return Epoch(proposal.number, proposal.members, reduction, from_round, follows)
+        return Epoch(proposal.number, proposal.members, reduction, from_round, catching_up)
 
     def _await_entry(self, proposal: Proposal, change: Return, now_s: float) -> Iterator[Action]:
         """Tell members who comes back: all ranks hear of it before they agree on a round."""
@@ -581,8 +583,8 @@ class Epochs:
             why = "it has fallen behind again"
             yield from self._cancel(proposal, change, change.site, why, now_s)
             return
-        follows = (change.site,) if isinstance(change, CatchUp) else ()
-        epoch = self._planned(proposal, follows, 2, now_s)
+        catching_up = (change.site,) if isinstance(change, CatchUp) else ()
+        epoch = self._planned(proposal, catching_up, 2, now_s)
         entry = Entry(change, epoch, proposal.asked)
         detail = {"epoch": epoch.number, "members": list(epoch.members)}
         yield RecordEvent("epoch.entering", change.site, detail)
@@ -594,8 +596,8 @@ class Epochs:
         self, proposal: Proposal, change: TreesWanted | DropRequested, now_s: float
     ) -> Iterator[Action]:
         """Begin an epoch with a round that no site has begun."""
-        follows = tuple(name for name in proposal.members if name in self.epoch.follows)
-        epoch = self._planned(proposal, follows, 1, now_s)
+        catching_up = tuple(name for name in proposal.members if name in self.epoch.follows)
+        epoch = self._planned(proposal, catching_up, 1, now_s)
         yield from self._resume(proposal, epoch, (), ())
         if isinstance(change, TreesWanted):
             yield TreesEnded(epoch)

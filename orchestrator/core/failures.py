@@ -8,10 +8,12 @@ from typing import Any
 
 from isthmus.orchestrator.core.first_failure import first_failure
 from isthmus.orchestrator.core.members import Absence, Contact, Member, Stage
+from isthmus.orchestrator.core.policy import losable_failures
 from isthmus.orchestrator.core.rank_reports import Progress
 from isthmus.orchestrator.core.run_end import Ending
 from isthmus.orchestrator.core.run_events import CannotGoOn, RecordEvent
 from isthmus.protos.failure import Failure
+from isthmus.topology.spec.world import Detection
 
 
 @dataclass(slots=True)
@@ -53,11 +55,10 @@ class Failures:
 class FailureReports:
     """Tells losses of sites from the end of the run."""
 
-    def __init__(
-        self, record: Failures, contacts: Mapping[str, Contact], losable: frozenset[str]
-    ) -> None:
-        """`losable`: codes of what the run survives where all sites have taken a step."""
-        self._record, self._contacts, self._losable = record, contacts, losable
+    def __init__(self, record: Failures, contacts: Mapping[str, Contact], rules: Detection) -> None:
+        """`rules` say what the run survives where all sites have taken a step."""
+        self._record, self._contacts = record, contacts
+        self._losable = losable_failures(rules)
 
     def fail(
         self,

@@ -8,14 +8,13 @@ once the agent is back, within `failure.start_within`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from isthmus.orchestrator.core import run_events
-from isthmus.orchestrator.core.journaled_run import JournaledRun
-from isthmus.orchestrator.core.members import Contact, Member, Stage
+from isthmus.orchestrator.core.known_run import KnownRun
+from isthmus.orchestrator.core.members import Member, Stage
 from isthmus.orchestrator.core.run_events import Action, Endpoint, RecordEvent
 from isthmus.orchestrator.core.wan_stage import WanStage
-from isthmus.topology.spec.world import Topology
 
 _WHAT_IS_MISSING = {
     Stage.LOST: "lost, its agent has not come back",
@@ -32,19 +31,13 @@ _WHAT_IS_MISSING = {
 class Forming:
     """Brings the sites up with which a run begins."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        record: JournaledRun,
-        contacts: Mapping[str, Contact],
-        start_within_s: float,
-        now_s: float,
-    ) -> None:
+    def __init__(self, known: KnownRun, now_s: float) -> None:
         """Begin with what the journal says of the sites: nothing, of a new run."""
-        self._topology, self._record, self._contacts = topology, record, contacts
-        self._members = record.members
-        self._within_s, self._deadline_s = start_within_s, now_s + start_within_s
-        self.wan = WanStage(topology)
+        self._topology, self._record, self._contacts = known.topology, known.record, known.contacts
+        self._members = known.record.members
+        self._within_s = known.timeouts.start_s
+        self._deadline_s = now_s + self._within_s
+        self.wan = WanStage(known.topology)
 
     def is_late(self, now_s: float) -> bool:
         """Whether the start takes too long."""

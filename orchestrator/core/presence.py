@@ -124,8 +124,8 @@ class Presence:
 
     def is_linked(self, members: tuple[str, ...], now_s: float) -> bool:
         """Whether sites are linked with one another, with those that catch up and without."""
-        dead, follows = self.dead_links(now_s), self._record.epoch.follows
-        others = [name for name in members if name not in follows] or members
+        dead, catching_up = self.dead_links(now_s), self._record.epoch.follows
+        others = [name for name in members if name not in catching_up] or members
         return all(len(self.reach.parts(each, dead)) == 1 for each in (members, others))
 
     def is_live(self, name: str) -> bool:
@@ -196,7 +196,7 @@ class Presence:
         return [reason.drop for reason in reasons if reason.drop is not None]
 
     def all_done(self) -> list[run_events.Outcome]:
-        """Return what follows once all are done that are there: others are lost.
+        """Return what comes of it once all are done that are there: others are lost.
 
         Those that catch up count where only they are left, with the results of all rounds.
         """

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.forming import Forming
-from isthmus.orchestrator.core.members import Contact, Member, Stage, Standing
+from isthmus.orchestrator.core.known_run import KnownRun
+from isthmus.orchestrator.core.members import Member, Stage, Standing
 from isthmus.orchestrator.core.policy import is_restart_due, may_restart, next_restart_s
-from isthmus.orchestrator.core.rank_reports import NO_STATE, Progress
+from isthmus.orchestrator.core.rank_reports import NO_STATE
 from isthmus.orchestrator.core.run_events import Action, RecordEvent
-from isthmus.topology.spec.world import Topology
 
 
 class Returns:
     """Starts sites while the run goes on, where nothing of it is left there."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        members: Mapping[str, Member],
-        contacts: Mapping[str, Contact],
-        progress: Progress,
-        forming: Forming,
-        *,
-        may_return: bool,
-    ) -> None:
+    def __init__(self, known: KnownRun, forming: Forming, *, may_return: bool) -> None:
         """`may_return`: a site can be given the run's state."""
-        self._topology, self._members, self._contacts = topology, members, contacts
-        self._progress, self._forming, self._may_return = progress, forming, may_return
+        self._topology, self._contacts = known.topology, known.contacts
+        self._members, self._progress = known.record.members, known.record.progress
+        self._forming, self._may_return = forming, may_return
 
     # ------------------------------------------------------------ whether they may
 

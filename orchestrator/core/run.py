@@ -32,8 +32,9 @@ from isthmus.orchestrator.core.epochs import EpochRules, Epochs
 from isthmus.orchestrator.core.failures import FailureReports
 from isthmus.orchestrator.core.forming import Forming
 from isthmus.orchestrator.core.journaled_run import JournaledRun
+from isthmus.orchestrator.core.known_run import KnownRun
 from isthmus.orchestrator.core.members import GONE, Contact, Member, Stage, Wish
-from isthmus.orchestrator.core.policy import drop_problem, losable_failures
+from isthmus.orchestrator.core.policy import drop_problem
 from isthmus.orchestrator.core.rank_reports import RankReports
 from isthmus.orchestrator.core.returns import Returns
 from isthmus.orchestrator.core.run_end import Verdict, note_of_missing, success
@@ -79,48 +80,26 @@ class Run:
     ) -> None:
         """Begin with what the journal says: nothing, of a run that nobody has heard of.
 
-        Of one that goes on, `resume` has to be called. `record` is changed by whoever writes what
-        is decided down.
+        Of one that goes on, `resume` has to be called.
         """
         self._topology, self._rules, self._settings = topology, rules, settings
         self._record, self._begun_s = record, now_s
-        self._timeouts = timeouts = Timeouts.derive(topology.failure)
+        self._timeouts = Timeouts.derive(topology.failure)
         self._contacts = {name: Contact() for name in record.members}
-        self._forming = Forming(topology, record, self._contacts, timeouts.start_s, now_s)
-        self._returns = Returns(
-            topology,
-            record.members,
-            self._contacts,
-            record.progress,
-            self._forming,
-            may_return=settings.may_return,
-        )
+        known = KnownRun(topology, self._timeouts, record, self._contacts)
+        self._forming = Forming(known, now_s)
+        self._returns = Returns(known, self._forming, may_return=settings.may_return)
         self._reports = RankReports(
             topology,
             record.progress,
-            collect_s=timeouts.collect_s,
+            collect_s=self._timeouts.collect_s,
             refuses_same_data=settings.refuses_same_data,
         )
         self._reports.begin_again(self._outside)
-        losable = losable_failures(topology.failure)
-        self._failures = FailureReports(record.failures, self._contacts, losable)
-        self._departures = Departures(
-            record,
-            self._contacts,
-            topology.failure,
-            stop_grace_s=timeouts.stop_grace_s,
-            returns=self._returns,
-            reports=self._reports,
-            failures=self._failures,
-        )
+        self._failures = FailureReports(record.failures, self._contacts, topology.failure)
+        self._departures = Departures(known, self._returns, self._reports, self._failures)
         self._sites = SiteEvents(
-            record,
-            self._contacts,
-            topology.failure,
-            forming=self._forming,
-            returns=self._returns,
-            departures=self._departures,
-            failures=self._failures,
+            known, self._forming, self._returns, self._departures, self._failures
         )
         self._epochs: Epochs | None = None
         """Set once the run is active."""
@@ -374,8 +353,8 @@ class Run:
 
     def _tell_epochs(self, event: Event, now_s: float) -> Iterator[Action]:
         """Have the epochs hear of an event, and do what they decide."""
-        epochs = self._epochs
-        if epochs is None or not self.is_going_on or isinstance(event, Outcome):
+        epochs, is_over = self._epochs, self._departures.is_released or not self.is_going_on
+        if epochs is None or is_over or isinstance(event, Outcome):
             return
         before = epochs.epoch
         yield from self._decided(epochs.handle(event, now_s), now_s)

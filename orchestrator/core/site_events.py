@@ -6,19 +6,18 @@ run.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.departures import Departures
 from isthmus.orchestrator.core.failures import FailureReports
 from isthmus.orchestrator.core.first_failure import first_failure
 from isthmus.orchestrator.core.forming import Forming
-from isthmus.orchestrator.core.journaled_run import JournaledRun
-from isthmus.orchestrator.core.members import GONE, Absence, Contact, Member, Stage, Standing
+from isthmus.orchestrator.core.known_run import KnownRun
+from isthmus.orchestrator.core.members import GONE, Absence, Member, Stage, Standing
 from isthmus.orchestrator.core.policy import may_restart
 from isthmus.orchestrator.core.returns import Returns
 from isthmus.orchestrator.core.run_events import Action, RecordEvent, RunState
-from isthmus.topology.spec.world import Detection
 
 NOT_HERE = "the run is not going on here"
 
@@ -28,17 +27,14 @@ class SiteEvents:
 
     def __init__(
         self,
-        record: JournaledRun,
-        contacts: Mapping[str, Contact],
-        rules: Detection,
-        *,
+        known: KnownRun,
         forming: Forming,
         returns: Returns,
         departures: Departures,
         failures: FailureReports,
     ) -> None:
         """Begin with what was written down of the sites."""
-        self._record, self._contacts, self._rules = record, contacts, rules
+        self._record, self._contacts, self._rules = known.record, known.contacts, known.rules
         self._forming, self._returns = forming, returns
         self._departures, self._failures = departures, failures
 
