@@ -329,6 +329,28 @@ def test_global_parameters_are_those_of_the_latest_round() -> None:
 
 
 @pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("kind", ["local_sgd", "diloco", "streaming"])
+def test_rounds_begin_with_what_the_first_pass_computed_at(kind: str) -> None:
+    """As of sharpness-aware minimisation, which moves parameters there and back, by rounding."""
+    regime = regime_of(kind, sync_every=4, fragments=1 if kind == "streaming" else None)
+    site = lone_site(RecordingLink(), regime=regime)
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    site.attach(model, optimizer)
+    before = bits_of(model.state_dict())
+    backward(model(torch.ones(2, 4)).square().mean())
+    with torch.no_grad():
+        for each in model.parameters():
+            each.add_(1000.0).sub_(1000.0)
+    assert bits_of(model.state_dict()) != before
+    optimizer.step()
+    with site.global_parameters():
+        assert bits_of(model.state_dict()) == before
+    site.leave()
+
+
+@pytest.mark.usefixtures("process_group")
 def test_what_is_not_alike_at_all_sites_is_refused_or_its_own() -> None:
     site, model, optimizer = lone_steps(1)
     assert site.grad_norm > 0.0

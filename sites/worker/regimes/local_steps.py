@@ -184,6 +184,8 @@ class LocalSteps:
     def _note_gradients(self) -> None:
         assert self._hook.latest is not None, "a round has just ended"
         self._is_over = False
+        if not self._shards:
+            self._begin()  # before a script perturbs parameters and puts them back, rounded
         grads = {name: each.grad for name, each in self._trained.items()}
         self._squares = self._buckets.site_squares(
             {name: local_of(each) for name, each in grads.items() if each is not None}
