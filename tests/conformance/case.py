@@ -21,6 +21,28 @@ FSDP2: tuple[Way, ...] = ("fsdp2",)
 BOTH: tuple[Way, ...] = ("ddp", "fsdp2")
 AVERAGE: tuple[Way, ...] = ("average",)
 LONE: tuple[Way, ...] = ("lone",)
+Kind = Literal["sync", "delayed", "diloco", "streaming"]
+"""Of a regime."""
+REGIMES: Mapping[Kind, tuple[str, ...]] = {
+    "sync": (),
+    "delayed": ("regime=delayed",),
+    # By plain averaging, sites that have the same data train as one process does.
+    "diloco": (
+        "regime.kind=diloco",
+        "regime.sync_every=2",
+        "regime.outer.lr=1",
+        "regime.outer.momentum=0",
+    ),
+    "streaming": (
+        "regime.kind=streaming",
+        "regime.sync_every=4",
+        "regime.fragments=2",
+        "regime.delay=1",
+    ),
+}
+"""Settings of the job for each, as `--set` has them."""
+EACH_STEP = ("regime.sync_every=1", "regime.fragments=1", "regime.delay=0")
+"""Further ones where a run goes on from any step: all sites hold the same after each."""
 STEPS = 4
 """Optimizer steps of a script, unless it says another number."""
 CASE_S = 40.0
@@ -40,8 +62,25 @@ class Refused:
     """Some of what it says: a regular expression."""
 
 
+NAMES_REGIME = Refused("ScriptError|TypeError|RuntimeError", r"\bregime\b|\bshards\b")
+"""It says by name that the regime, which cuts models as shards are cut, cannot do that."""
 EQUAL: Literal["equal"] = "equal"
-Outcome = Refused | Literal["equal"]
+"""It is what one process learns."""
+ALIKE: Literal["alike"] = "alike"
+"""It is the same at all ranks."""
+FINITE: Literal["finite"] = "finite"
+"""It is anything but NaN, and the coordinator sees nothing that differs."""
+Outcome = Refused | Literal["equal", "alike", "finite"]
+
+
+APART: Mapping[Kind, Outcome] = {"diloco": ALIKE}
+"""Of a script that is not the same at all sites where these have the same data."""
+
+
+NO_FIRST: Mapping[Kind, Outcome] = {
+    "delayed": Refused("AttributeError|RuntimeError|TypeError", r"None|nested_tensorlist")
+}
+"""Of a script that takes the first step's gradients for granted, which has none in `delayed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +105,37 @@ class Case:
     within_s: float
     early_ranks: tuple[int, ...]
     """Those that end before the others, who go on without them; what they learn is not compared."""
+    beside: Mapping[Kind, Outcome]
+    """What holds in regimes, where that is not as usual."""
     resumes_at: int | None
     """The run goes on from its own checkpoint of that step; None: it saves nothing."""
+
+    def outcomes(self, kind: Kind, way: Way) -> tuple[Outcome, ...]:
+        """Return what may come of it where the job has a regime of this kind.
+
+        Beside `sync`, what is refused there may be right, and what names the regime is a refusal.
+        """
+        holds = self.holds[way]
+        if kind == "sync":
+            return (holds,)
+        if kind in self.beside:
+            return (self.beside[kind],)
+        if isinstance(holds, Refused):
+            return (holds, NAMES_REGIME, FINITE if kind == "streaming" else ALIKE)
+        if kind == "diloco" and len({*self.ranks}) == 1:
+            return (NAMES_REGIME, EQUAL)
+        return (NAMES_REGIME, FINITE if kind == "streaming" else ALIKE)
+
+    @property
+    def has_regime(self) -> bool:
+        """Whether the job says its regime itself."""
+        return any(each.startswith("regime") for each in self.job)
+
+    def settings(self, kind: Kind) -> tuple[str, ...]:
+        """Return the job's, in a regime of this kind."""
+        has_rounds = kind in ("diloco", "streaming") and self.resumes_at is not None
+        more = EACH_STEP[: 1 if kind == "diloco" else 3] if has_rounds else ()
+        return (*self.job, *REGIMES[kind], *more)
 
     @property
     def name(self) -> str:
@@ -100,6 +168,7 @@ def case(
     steps: int | None = STEPS,
     within_s: float = CASE_S,
     early_ranks: tuple[int, ...] = (),
+    beside: Mapping[Kind, Outcome] | None = None,
     resumes_at: int | None = None,
 ) -> Callable[[Script], Script]:
     """Add a script to the suite.
@@ -125,6 +194,7 @@ def case(
             steps=steps,
             within_s=within_s,
             early_ranks=early_ranks,
+            beside=beside or {},
             resumes_at=resumes_at,
         )
         assert made.name not in CASES, f"two cases are called {made.name}"

@@ -61,8 +61,13 @@ class World:
     is_sharded: bool
     """Parameters are this rank's shards."""
 
-    def __init__(self, way: str, rank: int, num_ranks: int, site: object) -> None:
-        """`rank` is -1 for the process that has everything."""
+    def __init__(
+        self, way: str, rank: int, num_ranks: int, site: object, *, twin_ranks: int = 0
+    ) -> None:
+        """`rank` is -1 for the process that has everything.
+
+        `twin_ranks`: so many ranks has each site, and all sites have the data of the first one.
+        """
         self.way = way
         self.rank = max(rank, 0)
         self.num_ranks = num_ranks
@@ -70,6 +75,7 @@ class World:
         self.is_oracle = rank < 0
         self.is_sharded = way == "fsdp2" and not self.is_oracle
         self.losses: list[float] = []
+        self._data_rank = self.rank % twin_ranks if twin_ranks else self.rank
 
     # ---------------------------------------------------------------- models
 
@@ -129,7 +135,9 @@ class World:
 
     def of_ranks(self) -> range:
         """Return the ranks whose data this process has."""
-        return range(self.num_ranks) if self.is_oracle else range(self.rank, self.rank + 1)
+        return (
+            range(self.num_ranks) if self.is_oracle else range(self._data_rank, self._data_rank + 1)
+        )
 
     def batch(self, step: int, *, sizes: Sequence[int] = ()) -> Batch:
         """Return this rank's part of a step's data; `sizes`: of each rank's, if unequal."""

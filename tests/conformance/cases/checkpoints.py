@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tests.conformance.case import BOTH, DDP, STEPS, case
+from tests.conformance.case import APART, BOTH, DDP, STEPS, case
 from tests.conformance.cases.data import Numbers, by_epochs
 from tests.conformance.cases.loops import sgd
 from tests.conformance.cases.optimizers import ScheduleFree
@@ -36,7 +36,7 @@ def resumed(world: World) -> Any:
     return model
 
 
-@case(BOTH, resumes_at=AT)
+@case(BOTH, resumes_at=AT, beside=APART)
 def resumed_sampler(world: World) -> Any:
     """A run that goes on with the samples that were not used"""
     model = world.wrap(net())
@@ -52,7 +52,7 @@ def resumed_sampler(world: World) -> Any:
     return model
 
 
-@case(DDP, resumes_at=AT + 1, oracle=resumed_sampler)
+@case(DDP, resumes_at=AT + 1, oracle=resumed_sampler, beside=APART)
 def resumed_epochs(world: World) -> Any:
     """A run that goes on amid epochs that end by `break`"""
     model = world.wrap(net())

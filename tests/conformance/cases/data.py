@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 import isthmus
-from tests.conformance.case import AVERAGE, BOTH, DDP, STEPS, Refused, case
+from tests.conformance.case import APART, AVERAGE, BOTH, DDP, STEPS, Refused, case
 from tests.conformance.cases.loops import plain_loop, sgd
 from tests.conformance.cases.models import by_parts
 from tests.conformance.world import BATCH, F, World, loss_of, net, samples
@@ -85,7 +85,7 @@ def _of_all_micro_batches(world: World) -> Any:
     return model
 
 
-@case(BOTH, oracle=_of_all_micro_batches)
+@case(BOTH, oracle=_of_all_micro_batches, beside=APART)
 def unequal_numbers_of_micro_batches(world: World) -> Any:
     """Sites with unlike numbers of micro-batches in a step"""
     model = world.wrap(net())
@@ -163,7 +163,7 @@ def _workers(world: World, kind: str, held: Any = None) -> Any:
     return train_on(world, loader)
 
 
-@case(BOTH, quick=DDP)
+@case(BOTH, quick=DDP, beside=APART)
 def site_sampler(world: World) -> Any:
     """`site.sampler`"""
     sampler = world.site.sampler(Numbers(), global_batch=2 * BATCH)
@@ -182,7 +182,7 @@ def by_epochs(model: Any, optimizer: Any, loader: Any, steps: int) -> None:
         steps -= 2
 
 
-@case(BOTH, quick=DDP, oracle=site_sampler)
+@case(BOTH, quick=DDP, oracle=site_sampler, beside=APART)
 def epochs_left_by_break(world: World) -> Any:
     """`site.sampler`, epochs that end by `break`, and a batch that is looked at before"""
     model = world.wrap(net())
@@ -250,7 +250,7 @@ def other_global_batch(world: World) -> Any:
     return _sampled_otherwise(world, 32, 2 * BATCH * (1 + world.rank), 0)
 
 
-@case((*BOTH, *AVERAGE), quick=DDP)
+@case((*BOTH, *AVERAGE), quick=DDP, beside=APART)
 def uneven_global_batch(world: World) -> Any:
     """`site.sampler` with a batch that ranks cannot share evenly, and tokens that nobody counts"""
     model = world.wrap(net())
@@ -280,19 +280,19 @@ def global_distributed_sampler(world: World) -> Any:
     return train_on(world, loader)
 
 
-@case(DDP)
+@case(DDP, beside=APART)
 def forked_workers(world: World) -> Any:
     """DataLoader workers that are forked"""
     return _workers(world, "fork")
 
 
-@case(DDP, within_s=STARTS_S)
+@case(DDP, within_s=STARTS_S, beside=APART)
 def forkserver_workers(world: World) -> Any:
     """DataLoader workers under forkserver"""
     return _workers(world, "forkserver")
 
 
-@case(DDP, within_s=STARTS_S)
+@case(DDP, within_s=STARTS_S, beside=APART)
 def spawned_workers(world: World) -> Any:
     """DataLoader workers under spawn"""
     return _workers(world, "spawn")
@@ -308,7 +308,7 @@ def pickled_site(world: World) -> Any:
     return _workers(world, "spawn", held=None if world.is_oracle else world.site)
 
 
-@case(DDP)
+@case(DDP, beside=APART)
 def site_in_forked_workers(world: World) -> Any:
     """A dataset that holds `site`, in workers that are forked"""
     return _workers(world, "fork", held=world.site)
@@ -396,7 +396,7 @@ def _dropout_alone(world: World) -> Any:
     return model
 
 
-@case(BOTH, oracle=_dropout_alone)
+@case(BOTH, oracle=_dropout_alone, beside=APART)
 def dropout(world: World) -> Any:
     """Dropout, of each rank's own random numbers"""
     model = world.wrap(_dropped())

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.conformance.case import LONE, STEPS, Refused, case
+from tests.conformance.case import APART, LONE, STEPS, Refused, case
 from tests.conformance.cases.loops import accumulation, clip_by_norm, plain_loop, sgd
 from tests.conformance.world import BATCH, HIDDEN, OUTPUTS, WIDTH, World, loss_of, net, samples
 
@@ -102,7 +102,7 @@ def lone_clipping(world: World) -> Any:
     return clip_by_norm(world)
 
 
-@case(LONE, quick=True, ranks=(2, 2))
+@case(LONE, quick=True, ranks=(2, 2), beside=APART)
 def tp_alone(world: World) -> Any:
     """Tensor parallelism alone (`parallelize_module`) at both sites"""
     return train(world, "tp", "tp")
@@ -114,7 +114,7 @@ def tp_beside_ddp(world: World) -> Any:
     return train(world, "tp", "ddp")
 
 
-@case(LONE, ranks=(2, 2))
+@case(LONE, ranks=(2, 2), beside=APART)
 def tp_beside_fsdp2(world: World) -> Any:
     """Tensor parallelism alone, beside a site with `fully_shard`"""
     return train(world, "tp", "fsdp2")
@@ -126,7 +126,7 @@ def tp_beside_a_module(world: World) -> Any:
     return train(world, "lone", "tp")
 
 
-@case(LONE, ranks=(2, 2))
+@case(LONE, ranks=(2, 2), beside=APART)
 def tp_accumulation(world: World) -> Any:
     """Tensor parallelism alone, and accumulation under `site.no_sync()`"""
     return train(world, "tp", "tp", by_two=True)
@@ -179,13 +179,13 @@ def _in_sequence(world: World, *, by_two: bool) -> Any:
     return learn(world, model, optimizer, by_two=by_two)
 
 
-@case(LONE, ranks=(2, 2))
+@case(LONE, ranks=(2, 2), beside=APART)
 def sequence_parallel(world: World) -> Any:
     """Sequence parallelism alone: each rank has some of a norm's gradient"""
     return _in_sequence(world, by_two=False)
 
 
-@case(LONE, ranks=(2, 2))
+@case(LONE, ranks=(2, 2), beside=APART)
 def sequence_parallel_accumulation(world: World) -> Any:
     """Sequence parallelism alone, and accumulation under `site.no_sync()`"""
     return _in_sequence(world, by_two=True)

@@ -8,7 +8,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.conformance.case import AVERAGE, BOTH, DDP, STEPS, Refused, case
+from tests.conformance.case import (
+    APART,
+    AVERAGE,
+    BOTH,
+    DDP,
+    FINITE,
+    NO_FIRST,
+    STEPS,
+    Refused,
+    case,
+)
 from tests.conformance.world import F, World, loss_of, net
 
 
@@ -147,7 +157,7 @@ def clip_by_site_norm(world: World) -> Any:
     return model
 
 
-@case(BOTH)
+@case(BOTH, beside=NO_FIRST)
 def clip_by_value(world: World) -> Any:
     """`clip_grad_value_`"""
     model = world.wrap(net())
@@ -161,7 +171,7 @@ def clip_by_value(world: World) -> Any:
     return model
 
 
-@case(DDP)
+@case(DDP, beside=NO_FIRST)
 def gradient_noise(world: World) -> Any:
     """Noise added to gradients, from a generator that is seeded alike"""
     model = world.wrap(net())
@@ -181,6 +191,7 @@ def gradient_noise(world: World) -> Any:
     DDP,
     Refused("PARAMETERS_DIFFER", "differs"),
     oracle=lambda world: plain_loop(world),
+    beside=NO_FIRST,
 )
 def unseeded_noise(world: World) -> Any:
     """Noise added to gradients, of each rank's own"""
@@ -261,6 +272,7 @@ def early_stopping(world: World) -> Any:
     Refused("ScriptError", "has not reduced it: it was a second one through the same"),
     quick=True,
     steps=None,
+    beside={"delayed": Refused("PARAMETERS_DIFFER", "differs")},
 )
 def retained_graph(world: World) -> Any:
     """A second backward pass through one forward pass (`retain_graph`)"""
@@ -313,6 +325,7 @@ def retained_graph_and_zeroed(world: World) -> Any:
     DDP,
     Refused("ScriptError", "the second of two after two forward passes"),
     steps=None,
+    beside={"delayed": Refused("PARAMETERS_DIFFER", "differs")},
 )
 def two_forwards_two_backwards(world: World) -> Any:
     """Two forward passes, then two backward passes"""
@@ -357,11 +370,7 @@ def manual_sgd(world: World) -> Any:
     return model
 
 
-@case(
-    DDP,
-    Refused("ROUND_WITHOUT_STEP", "took no step"),
-    steps=None,
-)
+@case(DDP, Refused("ROUND_WITHOUT_STEP", "took no step"), steps=None, beside=NO_FIRST)
 def rounds_without_steps(world: World) -> Any:
     """Weights changed by hand while `optimizer.step` is never called"""
     model = world.wrap(net())
@@ -408,7 +417,7 @@ def steps_without_gradients(world: World) -> Any:
     return model
 
 
-@case(DDP)
+@case(DDP, beside=dict.fromkeys(("diloco", "streaming"), Refused("STEP_WITHOUT_ROUND", "no_sync")))
 def gradients_averaged_by_hand(world: World) -> Any:
     """Steps under `no_sync`, whose gradients `site.all_reduce` averages"""
     model = world.wrap(net())
@@ -460,7 +469,14 @@ def _without_a_batch(world: World) -> Any:
     return model
 
 
-@case((*BOTH, *AVERAGE), oracle=_without_a_batch, steps=None, early_ranks=(1,), quick=DDP)
+@case(
+    (*BOTH, *AVERAGE),
+    oracle=_without_a_batch,
+    steps=None,
+    early_ranks=(1,),
+    quick=DDP,
+    beside=APART,
+)
 def one_site_skips_a_batch(world: World) -> Any:
     """One site skips a batch whose loss is bad (`continue`)"""
     model = world.wrap(net())
@@ -475,7 +491,12 @@ def one_site_skips_a_batch(world: World) -> Any:
     return model
 
 
-@case(BOTH, Refused("STEPS_DIFFER", "of step 2, .* has taken fewer steps"), steps=None)
+@case(
+    BOTH,
+    Refused("STEPS_DIFFER", "of step 2, .* has taken fewer steps"),
+    steps=None,
+    beside={"diloco": FINITE},
+)
 def one_site_skips_a_step(world: World) -> Any:
     """One site skips the step after a backward pass (`continue` on a bad gradient)"""
     model = world.wrap(net())
@@ -502,7 +523,7 @@ def _all_but_one(world: World) -> Any:
     return model
 
 
-@case(BOTH, quick=DDP, oracle=_all_but_one)
+@case(BOTH, quick=DDP, oracle=_all_but_one, beside=APART)
 def one_site_counts_nothing(world: World) -> Any:
     """One site leaves a batch out by `site.count_tokens(0)`"""
     model = world.wrap(net())

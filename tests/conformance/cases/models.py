@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
-from tests.conformance.case import AVERAGE, BOTH, DDP, EQUAL, LONE, STEPS, Refused, case
+from tests.conformance.case import APART, AVERAGE, BOTH, DDP, EQUAL, LONE, STEPS, Refused, case
 from tests.conformance.cases.loops import sgd
 from tests.conformance.world import HIDDEN, OUTPUTS, WIDTH, F, World, loss_of, net
 
@@ -115,7 +115,13 @@ def frozen_later_with_its_last_gradient(world: World) -> Any:
     return wrapped
 
 
-@case(DDP, Refused(NOT_ATTACHED, r"0\.weight"))
+@case(
+    DDP,
+    Refused(NOT_ATTACHED, r"0\.weight"),
+    beside=dict.fromkeys(
+        ("delayed", "diloco", "streaming"), Refused("ScriptError", r"not reduce .* of 0\.bias")
+    ),
+)
 def thawed_after_it_was_wrapped(world: World) -> Any:
     """A layer that is thawed between DistributedDataParallel and `attach`"""
     model = net()
@@ -458,7 +464,7 @@ def _experts_alone(world: World) -> Any:
     return model
 
 
-@case(BOTH, quick=True, oracle=_experts_alone)
+@case(BOTH, quick=True, oracle=_experts_alone, beside=APART)
 def unused_experts(world: World) -> Any:
     """Experts of which each site uses another one, and one that nobody uses"""
     model = world.wrap(Experts(), find_unused_parameters=True)
@@ -515,7 +521,7 @@ def _depth_alone(world: World) -> Any:
     return model
 
 
-@case(BOTH, oracle=_depth_alone)
+@case(BOTH, oracle=_depth_alone, beside=APART)
 def stochastic_depth(world: World) -> Any:
     """Stochastic depth: each rank leaves out other layers"""
     model = world.wrap(Deep(), find_unused_parameters=True)
@@ -557,7 +563,7 @@ def _branches_alone(world: World) -> Any:
     return model
 
 
-@case(BOTH, oracle=_branches_alone, quick=DDP)
+@case(BOTH, oracle=_branches_alone, quick=DDP, beside=APART)
 def order_of_backward(world: World) -> Any:
     """A backward pass whose order depends on the data"""
     return _train_branches(world)

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from tests.conformance.case import AVERAGE, BOTH, DDP, FSDP2, STEPS, Refused, case
+from tests.conformance.case import APART, AVERAGE, BOTH, DDP, FSDP2, STEPS, Refused, case
 from tests.conformance.cases.loops import sgd
 from tests.conformance.world import OUTPUTS, WIDTH, F, World, loss_of, net
 
@@ -293,7 +293,7 @@ def _by_parts_in_bf16(world: World) -> Any:
     return model
 
 
-@case(DDP, quick=True, oracle=_by_parts_in_bf16)
+@case(DDP, quick=True, oracle=_by_parts_in_bf16, beside=APART)
 def autocast_bf16(world: World) -> Any:
     """AMP: autocast to bf16, float32 weights"""
     model = world.wrap(net())
