@@ -9,6 +9,7 @@ from isthmus.orchestrator.core.members import Member
 from isthmus.orchestrator.core.presence import Presence
 from isthmus.orchestrator.core.quorum import Limits
 from isthmus.orchestrator.core.run_events import (
+    CannotGoOn,
     DropRefused,
     DropRequested,
     EpochMessage,
@@ -21,12 +22,17 @@ from isthmus.orchestrator.core.run_events import (
     TreesEnded,
     TreesWanted,
 )
-from isthmus.topology.spec.epoch import Epoch
+from isthmus.topology.spec.epoch import Epoch, Finished, Runs, merged
 
 UNANSWERED = 2.0
 """Times `detect_s`: after this a site that lives but does not report is lost."""
 CHAINS_KEPT = 256
 """Rounds of which it is known what all have had."""
+
+NO_STATE_LEFT = (
+    "no site has the whole training state any more: each was lost before another had taken it over; "
+    "`isthmus launch --resume` goes on from the latest checkpoint"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,17 @@ class Proposal:
         """The latest round that any site has begun, once all have reported."""
         return max(report.round for report in self.reports.values())
 
+    def finished_in(self, round_: int) -> tuple[dict[str, dict[int, Runs]], tuple[Finished, ...]]:
+        """Return the chunks of a round that are finished: by site and bucket, and by any site."""
+        runs: dict[str, dict[int, Runs]] = {name: {} for name in self.members}
+        finished = []
+        for name in self.asked:
+            for each in self.reports[name].finished:
+                if each.round == round_:
+                    runs[name][each.bucket] = each.runs
+                    finished.append(each)
+        return runs, merged(finished)
+
     def is_too_far_behind(self, change: Rejoin) -> bool:
         """Whether a site that is to rejoin lacks more rounds than the others wait for."""
         return self.begun - self.reports[change.site].round > change.behind + 1
@@ -133,6 +150,40 @@ class Entry:
         return SendResume(site, self.epoch, (), (self.change.site,))
 
 
+def why_not(
+    change: Change, members: tuple[str, ...], catching_up: tuple[str, ...], *, is_possible: bool
+) -> str:
+    """Return why a change of some members does not come; empty: it may.
+
+    `is_possible`: the site that is to catch up lives, and no link of the trees is dead.
+    """
+    match change:
+        case TreesWanted() if catching_up:
+            return f"site {catching_up[0]} is coming back"
+        case TreesWanted() if change.members == members and is_possible:
+            return ""
+        case CatchUp() if is_possible:
+            return ""
+        case DropRequested() if change.site in members:
+            has_others = {change.site, *catching_up} < {*members}
+            return "" if has_others else "no other site has the whole training state"
+        case Rejoin():
+            return ""
+    return "it makes no sense any more"
+
+
+def members_after(
+    change: Change, members: tuple[str, ...], order: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return who the members are with a change, in the run's order of sites."""
+    match change:
+        case CatchUp():
+            return tuple(name for name in order if name in {*members, change.site})
+        case DropRequested():
+            return tuple(name for name in members if name != change.site)
+    return members
+
+
 def refused_change(
     change: Change, why: str, site: str = "", must_keep_codecs: bool = False
 ) -> list[Action]:
@@ -146,6 +197,14 @@ def refused_change(
             return [GoOnWithout(change.site, why)]
         case Rejoin():
             return []
+
+
+def too_few(epoch: Epoch, num_left: int, limits: Limits) -> CannotGoOn:
+    """Return why a run ends of which so many sites are left."""
+    if epoch.follows == epoch.members:
+        return CannotGoOn("PEER_LOST", NO_STATE_LEFT)
+    fewest = limits.min_sites
+    return CannotGoOn("SITE_LOST", f"{num_left} sites are left, want at least {fewest}")
 
 
 class Chains:

@@ -40,7 +40,10 @@ from isthmus.orchestrator.core.epoch_changes import (
     Proposal,
     Rejoin,
     Return,
+    members_after,
     refused_change,
+    too_few,
+    why_not,
 )
 from isthmus.orchestrator.core.epoch_record import detail_of
 from isthmus.orchestrator.core.handovers import share_finished
@@ -65,13 +68,8 @@ from isthmus.orchestrator.core.run_events import (
     TreesEnded,
     TreesWanted,
 )
-from isthmus.topology.spec.epoch import Epoch, Finished, Handover, Runs, merged
+from isthmus.topology.spec.epoch import Epoch, Finished, Handover
 from isthmus.topology.spec.run_spec import CodedPlan
-
-NO_STATE_LEFT = (
-    "no site has the whole training state any more: each was lost before another had taken it over; "
-    "`isthmus launch --resume` goes on from the latest checkpoint"
-)
 
 MakePlan = Callable[[tuple[str, ...], frozenset[Pair], tuple[str, ...]], CodedPlan]
 """Makes the reduction of some members that are linked, around the links that are dead, and of sites
@@ -133,11 +131,9 @@ class Epochs:
         return frozenset({*self.epoch.follows, *coming})
 
     def handle(self, event: run_events.Event, now_s: float) -> Iterator[Action]:
-        """Decide on one event, step by step. Late, repeated and impossible ones change nothing.
+        """Decide on one event, step by step, as `Run.handle` does.
 
-        Actions are to be carried out in order, and what is written down is to be applied to the
-        record before the next is asked for. `now_s` is the coordinator's monotonic clock, never
-        less than in the call before.
+        Late, repeated and impossible ones change nothing.
         """
         named = {getattr(event, "site", None), getattr(event, "by", None)} - {None}
         if self._is_over or not named <= self._sites.keys():
@@ -276,12 +272,9 @@ class Epochs:
         if self.epoch.follows == self.epoch.members:
             self._want_rejoin(Rejoin(self.epoch.members[0]))
 
-    def _open_changes(self) -> Iterator[Change]:
-        yield from self._changes
-        if self._entry is not None:
-            yield self._entry.change
-        if self._proposal is not None and self._proposal.change is not None:
-            yield self._proposal.change
+    def _open_changes(self) -> list[Change]:
+        begun = [each.change for each in (self._entry, self._proposal) if each is not None]
+        return [*self._changes, *(change for change in begun if change is not None)]
 
     # ------------------------------------------------------------ decisions
 
@@ -298,17 +291,13 @@ class Epochs:
             self._is_over = limits.ends_on_early_end or num_left < limits.min_sites
             yield from early
             return
-        dead = self._presence.dead_links(now_s)
-        uses = self._rules.links_of(self.epoch.reduction)
-        if self.record.older is not None:
-            uses |= self._rules.links_of(self.record.older)
         if self._entry is not None:
-            yield from self._check_entry(self._entry, wanted, dead, uses, now_s)
+            yield from self._check_entry(self._entry, wanted, now_s)
             return
         is_redo_due = (
             self._is_unfinished
             or wanted != self._presence.working(self.epoch.members)
-            or bool(uses & dead)
+            or self._has_dead_link(now_s)
             or any(self._presence.is_dead(name) for name in self.record.leaving)
         )
         if self._proposal is not None:
@@ -318,27 +307,26 @@ class Epochs:
         else:
             yield from self._propose_change(wanted, now_s)
 
+    def _has_dead_link(self, now_s: float, *more: CodedPlan) -> bool:
+        """Return whether a link is dead by which rounds cross, or would by more trees."""
+        used, dead = (
+            (self.epoch.reduction, self.record.older, *more),
+            self._presence.dead_links(now_s),
+        )
+        return any(each is not None and self._rules.links_of(each) & dead for each in used)
+
     def _check_entry(
-        self,
-        entry: Entry,
-        members: tuple[str, ...],
-        dead: frozenset[Pair],
-        uses: frozenset[Pair],
-        now_s: float,
+        self, entry: Entry, members: tuple[str, ...], now_s: float
     ) -> Iterator[Action]:
         """Give an entry up if something fails meanwhile: rounds may wait for whoever comes back."""
-        uses |= self._rules.links_of(entry.epoch.reduction)
         is_lost = self._presence.is_dead(entry.change.site)
-        if (
-            members == self._presence.working(self.epoch.members)
-            and not uses & dead
-            and not is_lost
-        ):
+        is_lost |= self._has_dead_link(now_s, entry.epoch.reduction)
+        if members == self._presence.working(self.epoch.members) and not is_lost:
             return
         self._entry = None
         if isinstance(entry.change, Rejoin):
             pass  # it is a member, and goes the way of all
-        elif is_lost or uses & dead:
+        elif is_lost:
             yield GoOnWithout(entry.change.site, "it was lost before it had entered")
         else:
             self._changes.append(entry.change)
@@ -393,25 +381,23 @@ class Epochs:
         refusing = next((each for each in proposal.reports.values() if each.why), None)
         needed = {*proposal.asked, *proposal.members}
         gone = next((name for name in needed if self._presence.is_dead(name)), None)
+        must_keep_codecs, problem = False, ("", "")
         if refusing is not None:
-            must_keep = refusing.must_keep_codecs
-            yield from self._cancel(proposal, change, refusing.site, refusing.why, now_s, must_keep)
+            problem, must_keep_codecs = (refusing.site, refusing.why), refusing.must_keep_codecs
         elif gone is not None:
-            yield from self._cancel(proposal, change, gone, "it has ended or is lost", now_s)
+            problem = gone, "it has ended or is lost"
         elif not self._presence.is_linked(proposal.members, now_s):
-            yield from self._cancel(proposal, change, "", "not all would reach each other", now_s)
+            problem = "", "not all would reach each other"
         elif missing and now_s >= proposal.deadline_s:
+            problem = missing[0], "it did not answer in time"
             if isinstance(change, Rejoin) and change.site in missing:  # it holds the others up
                 why = f"it was catching up, and did not pause within {self._limits.detect_s:g} s"
                 self._presence.leave_out(change.site, why, now_s)
-            yield from self._cancel(
-                proposal, change, missing[0], "it did not answer in time", now_s
-            )
-        elif missing:
-            pass
-        elif isinstance(change, TreesWanted | DropRequested):
+        if problem[1]:
+            yield from self._cancel(proposal, change, *problem, now_s, must_keep_codecs)
+        elif isinstance(change, TreesWanted | DropRequested) and not missing:
             yield from self._carry_out(proposal, change, now_s)
-        else:
+        elif isinstance(change, CatchUp | Rejoin) and not missing:
             yield from self._await_entry(proposal, change, now_s)
 
     # ------------------------------------------------------------ who goes on
@@ -431,16 +417,10 @@ class Epochs:
                 self._is_over = True
                 return None, [*self._presence.all_done()]
             case Reason.TOO_FEW:
-                return None, [*actions, self._too_few(quorum.num_left)]
+                self._is_over = True
+                return None, [*actions, too_few(self.epoch, quorum.num_left, self._limits)]
             case Reason.WAIT:
                 return None, actions
-
-    def _too_few(self, num_left: int) -> Action:
-        self._is_over = True
-        if self.epoch.follows == self.epoch.members:
-            return CannotGoOn("PEER_LOST", NO_STATE_LEFT)
-        fewest = self._limits.min_sites
-        return CannotGoOn("SITE_LOST", f"{num_left} sites are left, want at least {fewest}")
 
     # ------------------------------------------------------------ pause and report
 
@@ -487,34 +467,18 @@ class Epochs:
                 each for each in self._changes if not (catching_up and isinstance(each, CatchUp))
             ]
         ):
-            change, wanted = due[0], members
+            change = due[0]
             self._changes.remove(change)
-            match change:
-                case Rejoin():
-                    if change.site not in catching_up:
-                        continue
-                case TreesWanted() if catching_up:
-                    yield from refused_change(change, f"site {catching_up[0]} is coming back")
-                    return
-                case CatchUp() if self._presence.is_live(change.site):
-                    order = {*members, change.site}
-                    wanted = tuple(name for name in self._sites if name in order)
-                case DropRequested() if change.site in members and {change.site, *catching_up} < {
-                    *members
-                }:
-                    wanted = tuple(name for name in members if name != change.site)
-                case TreesWanted() if change.members == members and not (
-                    self._rules.links_of(change.reduction) & self._presence.dead_links(now_s)
-                ):
-                    pass
-                case DropRequested() if change.site in members:
-                    why = "no other site has the whole training state"
-                    yield from refused_change(change, why)
-                    return
-                case _:
-                    yield from refused_change(change, "it makes no sense any more")
-                    return
-            yield from self._propose(wanted, change, now_s)
+            if isinstance(change, Rejoin) and change.site not in catching_up:
+                continue
+            is_possible = isinstance(change, TreesWanted) or self._presence.is_live(change.site)
+            if isinstance(change, TreesWanted):
+                is_possible = not self._has_dead_link(now_s, change.reduction)
+            if why := why_not(change, members, catching_up, is_possible=is_possible):
+                yield from refused_change(change, why)
+            else:
+                wanted = members_after(change, members, tuple(self._sites))
+                yield from self._propose(wanted, change, now_s)
             return
 
     def _cancel(
@@ -540,17 +504,11 @@ class Epochs:
 
     def _redo(self, proposal: Proposal, now_s: float) -> Iterator[Action]:
         """Begin an epoch in which unfinished chunks are done again."""
-        reports = proposal.reports
-        finished = [(name, each) for name in proposal.asked for each in reports[name].finished]
         from_round, behind = proposal.redone_from(self._sites)
         if behind:
             why = f"round {from_round} is done again, and it is in another"
             yield from self._give_up(proposal, dict.fromkeys(behind, why), now_s)
             return
-        of_round = [(name, each) for name, each in finished if each.round == from_round]
-        runs: dict[str, dict[int, Runs]] = {name: {} for name in proposal.members}
-        for name, each in of_round:
-            runs[name][each.bucket] = each.runs
         dead = self._presence.dead_links(now_s)
         epoch = Epoch(
             number=proposal.number,
@@ -559,10 +517,9 @@ class Epochs:
             from_round=from_round,
             follows=tuple(name for name in proposal.members if name in self.epoch.follows),
         )
-        handovers = share_finished(
-            from_round, runs, self._presence.reach.ways(proposal.members, dead)
-        )
-        yield from self._resume(proposal, epoch, handovers, merged(each for _, each in of_round))
+        runs, kept = proposal.finished_in(from_round)
+        ways = self._presence.reach.ways(proposal.members, dead)
+        yield from self._resume(proposal, epoch, share_finished(from_round, runs, ways), kept)
         self._let_in_alone()
 
     def _planned(
