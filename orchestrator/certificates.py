@@ -2,6 +2,10 @@
 
 FOLDER/ca.pem, ca.key        the authority; keep ca.key away from the sites
 FOLDER/NAME.pem, NAME.key    each party's: `coordinator`, `operator`, `eu.agent`, `eu.gateway`
+
+While the authority is changed, ca.pem has the present one first, and behind it the former ones,
+whose certificates still count. Each has a name of its own, and certificates say by which key they
+were signed: TLS libraries look an issuer up by these, and try no second one.
 """
 
 from __future__ import annotations
@@ -20,10 +24,10 @@ from isthmus.protos.errors import StateConflictError
 from isthmus.protos.failure import text_of
 from isthmus.protos.identities import AGENT, COORDINATOR, GATEWAY, JOINER, OPERATOR, Identity
 from isthmus.protos.join_tokens import JoinToken
-from isthmus.protos.mutual_tls import WARN_DAYS, CertificateError, identity_of
+from isthmus.protos.mutual_tls import WARN_DAYS, CertificateError, identity_of, is_made_by
 from isthmus.protos.private_files import make_secret, read_secret
 
-CA = "ca"
+CA, FORMER = "ca", "ca, former"
 CLOCK_SKEW = timedelta(minutes=5)
 """By how much a site's clock may be behind for a certificate made just now."""
 CA_DAYS = 3650
@@ -70,16 +74,72 @@ def make_authority(folder: Path, domain: str) -> Certificate:
         raise CertificateError(f"{domain!r}: want a domain, as isthmus.internal")
     if (folder / f"{CA}.key").exists() or (folder / f"{CA}.pem").exists():
         raise CertificateExistsError(f"{folder}: has an authority already")
+    return _new_authority(folder, domain, [])
+
+
+def change_authority(folder: Path) -> Certificate:
+    """Make another authority for the domain; the former ones stay in ca.pem behind it.
+
+    Raises:
+        CertificateError: the authority cannot be used.
+        OSError: the folder cannot be written.
+    """
+    former = authorities_in(folder)
+    domain = _domain_of(former[0])
+    (folder / f"{CA}.key").unlink(missing_ok=True)
+    return _new_authority(folder, domain, former)
+
+
+def forget_former_authorities(folder: Path) -> Certificate:
+    """Leave the present authority alone in ca.pem.
+
+    Raises:
+        CertificateError: a certificate in the folder is still of a former one.
+        OSError: the folder cannot be written.
+    """
+    if left := of_former_authorities(folder):
+        raise CertificateError(
+            f"{', '.join(left)}: still of a former authority: `isthmus certs renew`, then take "
+            "them there"
+        )
+    present = authorities_in(folder)[0]
+    write_atomically(folder / f"{CA}.pem", _text(present))
+    return _described(CA, present)
+
+
+def authorities_in(folder: Path) -> list[x509.Certificate]:
+    """Return what is in ca.pem, the present authority first.
+
+    Raises:
+        CertificateError: there is none.
+    """
+    return _read_all(folder / f"{CA}.pem")
+
+
+def of_former_authorities(folder: Path) -> list[str]:
+    """Return the names of parties whose certificates are not of the present authority.
+
+    Raises:
+        CertificateError: a file is no certificate.
+    """
+    present = authorities_in(folder)[0]
+    parties = (path for path in sorted(folder.glob("*.pem")) if path.stem != CA)
+    return [path.stem for path in parties if not is_made_by(present, _read(path))]
+
+
+def _new_authority(folder: Path, domain: str, former: list[x509.Certificate]) -> Certificate:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"isthmus {domain}")])
-    builder = _builder(name, name, key.public_key(), CA_DAYS)
+    serial = x509.random_serial_number()
+    common_name = f"isthmus {serial >> 96:016x} {domain}"[:64]
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+    builder = _builder(name, name, key.public_key(), CA_DAYS).serial_number(serial)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_key_usage(signs_certificates=True), critical=True)
     root = x509.UniformResourceIdentifier(f"spiffe://{domain}")
     builder = builder.add_extension(x509.SubjectAlternativeName([root]), critical=False)
     made = builder.sign(key, hashes.SHA256())
     make_secret(folder / f"{CA}.key", _pem_of(key))
-    write_atomically(folder / f"{CA}.pem", _text(made))
+    write_atomically(folder / f"{CA}.pem", "".join(map(_text, [made, *former])))
     return _described(CA, made)
 
 
@@ -146,11 +206,21 @@ def site_files(folder: Path, site: str, days: float) -> dict[str, bytes]:
     for name in (f"{site}.{role}" for role in (AGENT, GATEWAY)):
         if not (folder / f"{name}.key").exists():
             issue(folder, name, days)
-        elif _described(name, _read(folder / f"{name}.pem")).days_left < WARN_DAYS:
+        elif is_due(folder, name, WARN_DAYS):
             renew(folder, name, days)
         found[f"{name}.pem"] = (folder / f"{name}.pem").read_bytes()
         found[f"{name}.key"] = read_secret(folder / f"{name}.key")
     return found
+
+
+def is_due(folder: Path, name: str, within_days: float) -> bool:
+    """Whether a party's certificate ends soon, or is of a former authority.
+
+    Raises:
+        CertificateError: a file is no certificate.
+    """
+    ends_soon = _described(name, _read(folder / f"{name}.pem")).days_left < within_days
+    return ends_soon or name in of_former_authorities(folder)
 
 
 def _signed(
@@ -165,10 +235,13 @@ def _signed(
     if identity.role != JOINER:
         uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
     builder = _builder(authority.subject, subject, public, days)
+    builder = builder.serial_number(x509.random_serial_number())
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
     builder = builder.add_extension(_key_usage(signs_certificates=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key())
+    builder = builder.add_extension(signed_by, critical=False)
     return builder.sign(signing, hashes.SHA256())
 
 
@@ -178,7 +251,12 @@ def certificates_in(folder: Path) -> list[Certificate]:
     Raises:
         CertificateError: there is none, or a file is none.
     """
-    found = [_described(path.stem, _read(path)) for path in folder.glob("*.pem")]
+    found = [
+        _described(path.stem if place == 0 or path.stem != CA else FORMER, each)
+        for path in folder.glob("*.pem")
+        for place, each in enumerate(_read_all(path))
+        if place == 0 or path.stem == CA
+    ]
     if not found:
         raise CertificateError(f"{folder}: has no certificates; `isthmus certs init` makes them")
     return sorted(found, key=lambda each: (each.ends, each.name))
@@ -186,13 +264,16 @@ def certificates_in(folder: Path) -> list[Certificate]:
 
 def _identity(folder: Path, name: str) -> Identity:
     """Return who `name` is in the authority's domain."""
-    authority = _read(folder / f"{CA}.pem")
-    names = authority.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    (uri,) = names.get_values_for_type(x509.UniformResourceIdentifier)
-    identity = Identity.of_name(uri.removeprefix("spiffe://"), name)
+    identity = Identity.of_name(_domain_of(_read(folder / f"{CA}.pem")), name)
     if identity is None:
         raise CertificateError(f"{name!r}: want coordinator, operator, SITE.agent or SITE.gateway")
     return identity
+
+
+def _domain_of(authority: x509.Certificate) -> str:
+    names = authority.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    (uri,) = names.get_values_for_type(x509.UniformResourceIdentifier)
+    return uri.removeprefix("spiffe://")
 
 
 def _builder(
@@ -204,9 +285,9 @@ def _builder(
         .issuer_name(issuer)
         .subject_name(subject)
         .public_key(public)
-        .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCK_SKEW)
         .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     )
 
 
@@ -235,8 +316,12 @@ def _described(name: str, certificate: x509.Certificate) -> Certificate:
 
 
 def _read(path: Path) -> x509.Certificate:
+    return _read_all(path)[0]
+
+
+def _read_all(path: Path) -> list[x509.Certificate]:
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
+        return x509.load_pem_x509_certificates(path.read_bytes())
     except FileNotFoundError as error:
         raise CertificateError(f"{path}: is not there; `isthmus certs init` makes it") from error
     except ValueError as error:

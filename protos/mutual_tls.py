@@ -354,12 +354,13 @@ def _is_signed(chain: list[x509.Certificate], authorities: list[x509.Certificate
     """Whether each certificate is signed by the next one, and the last by an authority."""
     for place, each in enumerate(chain):
         issuers = chain[place + 1 : place + 2] or authorities
-        if not any(_made(issuer, each) for issuer in issuers):
+        if not any(is_made_by(issuer, each) for issuer in issuers):
             return False
     return True
 
 
-def _made(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
+def is_made_by(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
+    """Whether a certificate has an issuer's name and signature."""
     from cryptography.exceptions import InvalidSignature
 
     try:

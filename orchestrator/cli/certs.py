@@ -12,9 +12,13 @@ import click
 
 from isthmus.orchestrator.certificates import (
     CA,
+    FORMER,
     Certificate,
     CertificateExistsError,
     certificates_in,
+    change_authority,
+    forget_former_authorities,
+    is_due,
     issue,
     make_authority,
     make_token,
@@ -94,7 +98,7 @@ def issue_command(
     "--within-days",
     type=DAYS,
     default=float(WARN_DAYS),
-    help="Without a NAME: renew those that end within so many days.",
+    help="Without a NAME: renew those that end within so many days, or are of a former authority.",
 )
 @with_output
 def renew_command(
@@ -104,9 +108,27 @@ def renew_command(
     due = names or [
         each.name
         for each in certificates_in(folder)
-        if each.name != CA and each.days_left < within_days
+        if each.name not in {CA, FORMER} and is_due(folder, each.name, within_days)
     ]
     return _result(output, [renew(folder, each, days) for each in due])
+
+
+@command.command("rotate")
+@folder_option
+@click.option("--finish", is_flag=True, help="Trust the new authority alone from now on.")
+@with_output
+def rotate_command(output: Output, folder: Path, finish: bool) -> int:
+    """Change the authority while runs go on: make a new one, and trust both until --finish."""
+    if finish:
+        made = [forget_former_authorities(folder)]
+        output.note(f"next: take {CA}.pem to all parties; what a former authority made ends there")
+        return _result(output, made)
+    made = [change_authority(folder)]
+    output.note(
+        f"next: take {CA}.pem to all parties; then isthmus certs renew, and take each its own .pem; "
+        "then isthmus certs rotate --finish"
+    )
+    return _result(output, made)
 
 
 @command.command("token")

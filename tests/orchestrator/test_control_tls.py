@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
 
 from isthmus.orchestrator import certificates
 from isthmus.orchestrator.certificates import issue, make_authority, renew
@@ -22,6 +24,7 @@ from isthmus.protos.control.v1 import control_pb2, control_pb2_grpc
 from isthmus.protos.control.v1.control_pb2 import AgentMessage
 from isthmus.protos.errors import IsthmusError
 from isthmus.protos.identities import CALLERS
+from isthmus.protos.mutual_tls import CertificateError
 from isthmus.protos.security import TLS_VARIABLES, control_security
 from isthmus.sites.agent.coordinator_channel import CoordinatorChannel
 from isthmus.sites.agent.known_coordinator import KnownCoordinator
@@ -306,8 +309,6 @@ def test_a_server_with_another_partys_certificate_is_not_believed(
 
 
 def test_a_renewed_certificate_counts_without_a_restart(tmp_path: Path, certs: Path) -> None:
-    from cryptography import x509
-
     async def serial(bench: Bench) -> int:
         host, _, port = bench.address.rpartition(":")
         process = await asyncio.create_subprocess_exec(
@@ -332,9 +333,82 @@ def test_a_renewed_certificate_counts_without_a_restart(tmp_path: Path, certs: P
     run_scenario(scenario())
 
 
-def test_an_agent_dials_again_with_its_renewed_certificate(tmp_path: Path, certs: Path) -> None:
-    from cryptography import x509
+def test_the_authority_is_changed_while_the_coordinator_goes_on(
+    tmp_path: Path, certs: Path
+) -> None:
+    """In each order in which a party may get what is new; then the former one opens nothing."""
+    names = ["a.agent", "b.agent", "coordinator", "operator"]
+    former = tmp_path / "former"
+    shutil.copytree(certs, former)
+    old_ca = (certs / "ca.pem").read_bytes()
 
+    async def listed(bench: Bench, folder: Path, ca: Path) -> None:
+        async with caller(bench, held_by(folder, "operator", ca=ca)) as stub:
+            await stub.ListRuns(control_pb2.ListRunsRequest(), timeout=10)
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path / "state") as bench:
+            certificates.change_authority(certs)
+            both = certs / "ca.pem"
+            assert both.read_bytes().endswith(old_ca)
+            await listed(bench, former, former / "ca.pem")  # has nothing new yet
+            await listed(bench, former, both)
+            with pytest.raises(CertificateError, match="still of a former authority"):
+                certificates.forget_former_authorities(certs)
+            for name in names:
+                assert certificates.is_due(certs, name, 1.0)
+                renew(certs, name, 30.0)
+                assert not certificates.is_due(certs, name, 1.0)
+                # The coordinator believes both, and who has both believes it.
+                await listed(bench, certs, both)
+                await listed(bench, former, both)
+            for name in certificates.of_former_authorities(certs):
+                renew(certs, name, 30.0)
+            certificates.forget_former_authorities(certs)
+            await listed(bench, certs, both)
+            await refused(bench, held_by(former, "operator", ca=both))
+            await refused(bench, held_by(certs, "operator", ca=former / "ca.pem"))
+
+    run_scenario(scenario())
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_authority_from_before_these_had_names_can_be_changed(
+    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    """Both one subject and no key identifiers: as they were made once."""
+    for path in certs.iterdir():
+        path.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(x509.CertificateBuilder, "add_extension", without_key_identifiers)
+        certify(certs, "a", "b")
+    former = tmp_path / "former"
+    shutil.copytree(certs, former)
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path / "state") as bench:
+            certificates.change_authority(certs)
+            if place:
+                renew(certs, "coordinator", 30.0)
+            for folder in (former, certs):
+                async with caller(bench, held_by(folder, "operator", certs / "ca.pem")) as stub:
+                    await stub.ListRuns(control_pb2.ListRunsRequest(), timeout=10)
+
+    run_scenario(scenario())
+
+
+def without_key_identifiers(
+    builder: x509.CertificateBuilder, extension: x509.ExtensionType, critical: bool
+) -> x509.CertificateBuilder:
+    if isinstance(extension, x509.SubjectKeyIdentifier | x509.AuthorityKeyIdentifier):
+        return builder
+    return ADD_EXTENSION(builder, extension, critical)
+
+
+ADD_EXTENSION = x509.CertificateBuilder.add_extension
+
+
+def test_an_agent_dials_again_with_its_renewed_certificate(tmp_path: Path, certs: Path) -> None:
     shown: list[int] = []
 
     class Noting(CoordinatorService):

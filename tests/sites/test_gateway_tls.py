@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 import pytest
 
-from isthmus.orchestrator.certificates import issue, make_authority
+from isthmus.orchestrator.certificates import change_authority, issue, make_authority, renew
 from isthmus.protos import mutual_tls
 from isthmus.protos.exchange.v1 import exchange_pb2, exchange_pb2_grpc
 from isthmus.protos.identities import CALLERS
@@ -90,6 +90,18 @@ def status_of(begin: Callable[[], object]) -> grpc.StatusCode:
 
 
 def test_tensors_cross(tmp_path: Path, certs: Path) -> None:
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with gateways(configs) as members, ExitStack() as stack:
+        ranks = [join(stack, member) for member in members]
+        result, _ = reduce_once(ranks, 0, 5000, [1.0, 3.0], seed=1)
+        assert np.isfinite(result).all()
+        leave(members, ranks)
+
+
+def test_links_are_made_while_the_authority_is_changed(tmp_path: Path, certs: Path) -> None:
+    """One site has its new certificate, the other one not yet."""
+    change_authority(certs)
+    renew(certs, f"{SITES[0]}.gateway", 30.0)
     configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
     with gateways(configs) as members, ExitStack() as stack:
         ranks = [join(stack, member) for member in members]
