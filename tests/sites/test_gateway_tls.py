@@ -6,9 +6,11 @@ import dataclasses
 import logging
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from isthmus.protos import mutual_tls
 from isthmus.protos.exchange.v1 import exchange_pb2, exchange_pb2_grpc
 from isthmus.protos.identities import CALLERS
 from isthmus.protos.security import exchange_security
+from isthmus.sites.gateway.config import PeerLink
 from isthmus.sites.gateway.links import frame_listener
 from isthmus.sites.gateway.links.transport import PUSH_METHOD, SESSION_KEY, Peer, say_hello
 from isthmus.sites.gateway.probing.probing_gateway import ProbingGateway
@@ -51,6 +54,8 @@ DENIED = grpc.StatusCode.PERMISSION_DENIED
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 DEADLINE_S = 20.0
+LASTS_S = 15.0
+"""A certificate that ends while a test goes on: enough to start gateways on a busy machine."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -275,6 +280,76 @@ def test_bytes_that_are_injected_into_a_link_become_part_of_no_sum(
         assert not [
             each for member in members for each in member.messages if each["op"] == "failed"
         ]
+        leave(members, ranks)
+
+
+@pytest.mark.parametrize(
+    ("ended", "behind_nat"),
+    [(SITES[:1], False), (SITES, False), (SITES[:1], True), (SITES[1:], True)],
+    ids=str,
+)
+def test_an_expired_certificate_is_ridden_out_until_it_is_renewed(
+    tmp_path: Path,
+    certs: Path,
+    ended: tuple[str, ...],
+    behind_nat: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All connections break meanwhile, several times. The round waits, and has the same bits."""
+    for site in ended:
+        ends = issue(certs, f"{site}.gateway", LASTS_S / 86_400, replace=True).ends
+    crashed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", crashed.append)
+    configs = [
+        gateway_config(
+            tmp_path,
+            GATHER_2,
+            site,
+            peer_lost_s=1.5,
+            keepalive_time_s=0.5,
+            keepalive_timeout_s=0.5,
+            listens=not (behind_nat and site == 0),
+            links=(
+                PeerLink(
+                    site=SITES[1 - site],
+                    bytes_per_s=1e9,
+                    rtt_s=0.001,
+                    dials_in=behind_nat and site == 1,
+                ),
+            ),
+        )
+        for site in range(2)
+    ]
+    with ExitStack() as stack:
+        proxies: list[TcpProxy] = []
+
+        def through_proxy(member: Member, peer: Peer) -> Peer:
+            if not member.config.links[0].dials_in:
+                proxies.append(stack.enter_context(TcpProxy(peer.port, num_ports=GATEWAY_PORTS)))
+                return dataclasses.replace(peer, port=proxies[-1].port)
+            return peer
+
+        members = stack.enter_context(gateways(configs, through_proxy))
+        ranks = [join(stack, member) for member in members]
+        first, _ = reduce_once(ranks, 0, 5000, [1.0, 3.0], seed=1)
+        wait_for(lambda: datetime.now(UTC) > ends, "the certificates' end", 2 * LASTS_S)
+        for proxy in proxies:
+            proxy.reset()
+        for member, other in zip(members, reversed(SITES), strict=True):
+            suspect = member.wait("suspect")
+            assert (suspect["site"], suspect["is_gone"]) == (other, False)
+        for proxy in proxies:
+            proxy.reset()
+        for site in ended:
+            renew(certs, f"{site}.gateway", 30.0)
+        for member, other in zip(members, reversed(SITES), strict=True):
+            assert member.wait("reached")["site"] == other
+        again, _ = reduce_once(ranks, 1, 5000, [1.0, 3.0], seed=1)
+        assert np.array_equal(first, again)
+        assert not [
+            each for member in members for each in member.messages if each["op"] == "failed"
+        ]
+        assert not crashed
         leave(members, ranks)
 
 

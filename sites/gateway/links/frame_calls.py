@@ -18,8 +18,8 @@ import sys
 import traceback
 import urllib.parse
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,7 +28,8 @@ import grpc
 from isthmus.protos.errors import RemoteProtocolError
 from isthmus.protos.failure import text_of
 from isthmus.protos.limits import EXCHANGE_CHANNEL_BYTES
-from isthmus.protos.mutual_tls import UnlikeKeyError
+from isthmus.protos.mutual_tls import CertificateError
+from isthmus.protos.private_files import UnsafeFileError
 from isthmus.protos.security import Security
 from isthmus.sites.gateway.links.congestion.kernel import traffic_of, unacknowledged_bytes
 from isthmus.sites.gateway.links.http2 import (
@@ -690,6 +691,21 @@ class FrameCall:
         self._wake_writer()
 
 
+@contextmanager
+def own_files_may_mend() -> Iterator[None]:
+    """Turn an error of this side's own files into one that a retry may mend.
+
+    They may be being replaced, or have expired and be renewed: an outage like any other.
+
+    Raises:
+        CallError: they cannot be used now.
+    """
+    try:
+        yield
+    except (CertificateError, UnsafeFileError) as error:
+        raise CallError(grpc.StatusCode.UNAVAILABLE, f"cannot connect: {error}") from error
+
+
 @asynccontextmanager
 async def dial(
     address: tuple[str, int],
@@ -710,20 +726,18 @@ async def dial(
         patience: time limits for the peer.
 
     Raises:
-        CallError: nothing answers there, or the peer's certificate is not valid.
-        CertificateError: this side's own files cannot be used.
+        CallError: nothing answers there, or one of both certificates is not valid.
     """
     try:
-        async with asyncio.timeout(patience.connect_s):
-            connection = await _connected(address, security, to, patience)
+        with own_files_may_mend():
+            async with asyncio.timeout(patience.connect_s):
+                connection = await _connected(address, security, to, patience)
     except TimeoutError:
         why = f"no connection within {patience.connect_s:.1f} s"
         raise CallError(grpc.StatusCode.UNAVAILABLE, why) from None
     except OSError as error:  # TLS errors included
         why = error.strerror or text_of(error)
         raise CallError(grpc.StatusCode.UNAVAILABLE, f"cannot connect: {why}") from error
-    except UnlikeKeyError as error:  # the files are being renewed
-        raise CallError(grpc.StatusCode.UNAVAILABLE, f"cannot connect: {error}") from error
     call = FrameCall(connection, is_client=True)
     try:
         call.begin(

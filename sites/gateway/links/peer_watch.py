@@ -121,7 +121,7 @@ class PeerWatch:
         """
         self._standstills = self._begin_looks()
         interval_s = min(self._config.keepalive_time_s, self._config.peer_lost_s / 5)
-        channel = self.peer.channel(self._config)
+        channel: grpc.Channel | None = None
         try:
             while (
                 not self._is_closed_after(min(interval_s, self._patience_s))
@@ -131,19 +131,22 @@ class PeerWatch:
                 if unreached:
                     self.suspect(unreached)
                 try:
+                    channel = channel or self.peer.channel(self._config)
                     self.hello(channel, min(self._config.peer_lost_s / 3, self._patience_s))
                 except grpc.RpcError as error:
                     if self._outbox.is_over:
                         return
                     self.note_refusal(error)
                     self._judge(error)
-                    channel.close()
-                    channel = self.peer.channel(self._config)
+                    if channel is not None:
+                        channel.close()
+                        channel = None
                 else:
                     if not unreached:
                         self._clear()
         finally:
-            channel.close()
+            if channel is not None:
+                channel.close()
 
     def hello(self, channel: grpc.Channel, timeout_s: float) -> None:
         """Send Hello once; record the session and the round trip.

@@ -37,7 +37,12 @@ from isthmus.protos.security import exchange_security, explained
 from isthmus.protos.versions import EXCHANGE_PROTOCOL_MAX, EXCHANGE_PROTOCOL_MIN, build
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.links.congestion.rate import window_bytes
-from isthmus.sites.gateway.links.frame_calls import FrameCall, Patience, dial
+from isthmus.sites.gateway.links.frame_calls import (
+    FrameCall,
+    Patience,
+    dial,
+    own_files_may_mend,
+)
 from isthmus.topology.spec.world import Endpoint
 
 Options = list[tuple[str, int | str]]
@@ -89,14 +94,24 @@ class Peer:
         return f"site {self.site} (gateway {self.gateway} at {self._target})"
 
     def channel(self, config: GatewayConfig) -> grpc.Channel:
-        """Return a fresh connection to the peer; the caller closes it."""
-        security = exchange_security(config.site)
-        return security.channel(self._target, client_options(config), self._name)
+        """Return a fresh connection to the peer; the caller closes it.
+
+        Raises:
+            CallError: this side's certificate cannot be used now, for example has expired.
+        """
+        with own_files_may_mend():
+            security = exchange_security(config.site)
+            return security.channel(self._target, client_options(config), self._name)
 
     def aio_channel(self, config: GatewayConfig) -> grpc.aio.Channel:
-        """Return a fresh connection for the running event loop; the caller closes it."""
-        security = exchange_security(config.site)
-        return security.aio_channel(self._target, client_options(config), self._name)
+        """Return a fresh connection for the running event loop; the caller closes it.
+
+        Raises:
+            CallError: as for `channel`.
+        """
+        with own_files_may_mend():
+            security = exchange_security(config.site)
+            return security.aio_channel(self._target, client_options(config), self._name)
 
     def stream(self, config: GatewayConfig, session: str) -> AbstractAsyncContextManager[FrameCall]:
         """Open a call that carries frames, on a fresh connection.
