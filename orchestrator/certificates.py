@@ -22,9 +22,17 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from isthmus.orchestrator.run_folder.run_files import write_atomically
 from isthmus.protos.errors import StateConflictError
 from isthmus.protos.failure import text_of
-from isthmus.protos.identities import AGENT, COORDINATOR, GATEWAY, JOINER, OPERATOR, Identity
+from isthmus.protos.identities import (
+    AGENT,
+    COORDINATOR,
+    GATEWAY,
+    JOINER,
+    OPERATOR,
+    WARN_DAYS,
+    Identity,
+)
 from isthmus.protos.join_tokens import JoinToken
-from isthmus.protos.mutual_tls import WARN_DAYS, CertificateError, identity_of, is_made_by
+from isthmus.protos.mutual_tls import CertificateError, identity_of, is_made_by
 from isthmus.protos.private_files import make_secret, read_secret
 
 CA, FORMER = "ca", "ca, former"

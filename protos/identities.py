@@ -20,6 +20,9 @@ GATEWAY: Final = "gateway"
 JOINER: Final = "joiner"
 """Role of a holder of a site's join token."""
 
+WARN_DAYS: Final = 14
+"""People are told of a certificate that ends within so many days."""
+
 _DOMAIN: Final = r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?"
 _SITE: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}"
 _URI = re.compile(

@@ -24,7 +24,7 @@ import grpc.aio
 
 from isthmus.protos.errors import IsthmusError, PermissionDeniedError
 from isthmus.protos.failure import text_of
-from isthmus.protos.identities import CALLERS, Identity
+from isthmus.protos.identities import CALLERS, WARN_DAYS, Identity
 from isthmus.protos.limits import CONNECTION_LIMITS
 from isthmus.protos.private_files import UnsafeFileError, read_secret
 
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 NAME: Final = "{name}"
 """Placeholder in a path for the reading party: `coordinator`, `operator`, `eu.agent`,
 `eu.gateway`."""
-WARN_DAYS: Final = 14
-WATCH_S: Final = 6 * 3600.0
+WATCH_S: Final = 60.0
+_SAY_S: Final = 3600.0
+"""Between two warnings that a certificate cannot be used."""
 _DAY_S: Final = 86_400.0
 _ALPN: Final = "h2"
 """Application protocol announced in TLS, which gRPC requires."""
@@ -116,6 +117,8 @@ class TlsSecurity:
         self.files = files.of(name)
         self._warned_s = -_DAY_S
         self._kept: tuple[list[int], Credentials] | None = None
+        self._ends: datetime | None = None
+        """When the certificate that was read last ends; None: none was."""
         self._contexts: dict[int, tuple[list[int], ssl.SSLContext]] = {}
         """TLS context by protocol, with the version of its files; reused until these change."""
 
@@ -253,12 +256,25 @@ class TlsSecurity:
 
         A connection that stays open for months reads no files.
         """
+        said_s = -_SAY_S
         while True:
             try:
                 await asyncio.to_thread(self.read)
+                said_s = -_SAY_S
             except (CertificateError, UnsafeFileError) as error:
-                log.warning("%s", error)
+                if time.monotonic() - said_s >= _SAY_S:
+                    said_s = time.monotonic()
+                    log.warning("%s", error)
             await asyncio.sleep(WATCH_S)
+
+    def left_s(self) -> float | None:
+        """Return seconds until the certificate ends, below 0 once it has; None: there is none.
+
+        Of files that cannot be read now, what was read of them last.
+        """
+        with contextlib.suppress(CertificateError, UnsafeFileError):
+            self._current()
+        return None if self._ends is None else (self._ends - datetime.now(UTC)).total_seconds()
 
     def read(self) -> Credentials:
         """Read the files as they are now.
@@ -305,6 +321,7 @@ class TlsSecurity:
             raise ForeignCertificateError(
                 f"{files.cert}: is of another authority than {files.ca}, which is believed here"
             )
+        self._ends = own.not_valid_after_utc
         self._check_time(own)
         return Credentials(ca, cert, key, identity, own.not_valid_after_utc)
 

@@ -147,6 +147,9 @@ class LoopbackSecurity:
     async def watch(self) -> None:
         """Return at once: a secret does not expire."""
 
+    def left_s(self) -> None:
+        """Return None: there is no certificate that ends."""
+
     def version(self) -> object:
         """Return a constant: connections need not be renewed."""
         return None

@@ -38,7 +38,8 @@ from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.client.coordinator_client import Client
 from isthmus.orchestrator.documents import load_topology_file
 from isthmus.protos.control.v1 import control_pb2
-from isthmus.protos.mutual_tls import NAME, WARN_DAYS, TlsFiles
+from isthmus.protos.identities import WARN_DAYS
+from isthmus.protos.mutual_tls import NAME, TlsFiles
 from isthmus.protos.private_files import make_secret
 from isthmus.protos.security import use_tls
 

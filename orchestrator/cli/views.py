@@ -53,6 +53,7 @@ def run_view(run: control_pb2.Run) -> dict[str, Any]:
             }
             for link in run.links
         ],
+        "certificates": dict(run.certificates),
         "folder": run.folder,
         "created_wall_s": run.created_wall_s,
         "ended_wall_s": run.ended_wall_s or None,

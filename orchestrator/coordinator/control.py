@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from isthmus.protos.errors import (
     StateConflictError,
 )
 from isthmus.protos.failure import reason_of
+from isthmus.protos.identities import AGENT, COORDINATOR, GATEWAY
 from isthmus.protos.versions import build
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.hashing import topology_hash
@@ -75,6 +77,7 @@ class Control:
         *,
         agents_outlive: bool = True,
         own_cores: int | None = None,
+        certificate_left_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         """Raise the generation, and go on with what an earlier coordinator left unfinished.
 
@@ -82,6 +85,7 @@ class Control:
 
         `journal` stays the caller's, who closes it after the last call. `own_cores` are those of
         this machine, where all sites are on it; None: each agent tells its own.
+        `certificate_left_s` returns until when the coordinator's own is valid; None: it has none.
 
         Raises:
             UnreadableRunError: agents may hold a run that cannot be gone on with. Nothing was
@@ -89,6 +93,7 @@ class Control:
             JournalError: the journal cannot be written.
         """
         self.timeouts = Timeouts.derive(topology.failure)
+        self._certificate_left_s = certificate_left_s
         self._topology_hash = topology_hash(topology)
         unfinished = journal.unfinished()
         self._passed_env = PassedEnv(journal.path.parent)
@@ -170,6 +175,8 @@ class Control:
             if time.monotonic() - self._checked_s >= CHECK_S:
                 self._checked_s = time.monotonic()
                 self._journal.check_place()
+                if (own_s := self._certificate_left_s()) is not None:
+                    self._note_certificates(None, {COORDINATOR: own_s})
                 self._forget_passed_env()
             self._expire_leases()
             for run in list(self._runs.values()):
@@ -331,12 +338,24 @@ class Control:
             case "heartbeat":
                 ack = control_pb2.HeartbeatAck(sequence=message.heartbeat.sequence)
                 session.answer(control_pb2.CoordinatorMessage(heartbeat_ack=ack))
+                self._note_certificates(session.site, message.heartbeat.certificates_left_s)
             case "leave":
                 session.is_leaving = True
             case None | "hello":
                 raise RemoteProtocolError(f"site {session.site}: a message of kind {kind}")
             case _:
                 self._receive_of_run(session, kind, message)
+
+    def _note_certificates(self, site: str | None, left_s: Mapping[str, float]) -> None:
+        """Tell all runs when certificates of a site end, or the coordinator's own."""
+        allowed = {f"{site}.{AGENT}", f"{site}.{GATEWAY}"} if site else {COORDINATOR}
+        now_wall_s = time.time()
+        for name in allowed.intersection(left_s):
+            if not math.isfinite(left := left_s[name]):
+                continue
+            seen = run_events.CertificateSeen(site, name, now_wall_s + left, left)
+            for run in list(self._runs.values()):
+                run.handle(seen)
 
     def _receive_of_run(
         self, session: Session, kind: str, message: control_pb2.AgentMessage

@@ -89,6 +89,7 @@ def run_message(
         slow=control_pb2.SlowSite(**slow) if (slow := progress.get("slow")) else None,
         slow_ranks=[control_pb2.SlowSite(**each) for each in progress.get("slow_ranks", ())],
         loss_curve=progress.get("loss_curve", ()),
+        certificates={name: each.ends_wall_s for name, each in view.certificates.items()},
     )
 
 

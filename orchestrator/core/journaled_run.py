@@ -10,6 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from isthmus.orchestrator.core.certificate_watch import (
+    ENDING,
+    EXPIRED,
+    KIND,
+    LAST_DAY,
+    VALID,
+    Certificate,
+)
 from isthmus.orchestrator.core.epoch_record import EpochRecord
 from isthmus.orchestrator.core.failures import Failures
 from isthmus.orchestrator.core.first_failure import first_failure
@@ -74,6 +82,7 @@ _NOTED = frozenset(
         "clock.stepped",
         "folder.restored",
         "exporter.trouble",
+        *(f"{KIND}{stage}" for stage in (VALID, ENDING, LAST_DAY, EXPIRED)),
     }
 )
 """Kinds of events whose `note` people see beside the run's state."""
@@ -157,6 +166,8 @@ class JournaledRun:
     is_rolling_back: bool = False
     """A site was lost while the run was forming: nothing is started until all have ended."""
     has_begun_again: bool = False
+    certificates: dict[str, Certificate] = field(default_factory=dict)
+    """What is known of the deployment's certificates, by the names of their files."""
 
     def __post_init__(self) -> None:
         self._begin_with(self.names)
@@ -265,10 +276,20 @@ class JournaledRun:
         """
         at_s = event.wall_s if at_s is None else at_s
         self._note(event)
+        if event.kind.startswith(KIND):
+            self._take_certificate(event)
         self._apply_to_run(event, at_s)
         if event.site in self.sites:
             self._show_site(self.sites[event.site], event)
             self._apply_to_site(self.members[event.site], event, at_s)
+
+    def _take_certificate(self, event: RecordedEvent) -> None:
+        """Take what is news of a certificate; the coordinator's own concerns every site."""
+        name, stage = event.detail["certificate"], event.kind.removeprefix(KIND)
+        self.certificates[name] = Certificate(event.detail["ends_wall_s"], stage)
+        for site in self.members.values():
+            if site.name == event.site or not event.site:
+                (site.expired.add if stage == EXPIRED else site.expired.discard)(name)
 
     def _note(self, event: RecordedEvent) -> None:
         if event.kind not in _NOTED or "note" not in event.detail:

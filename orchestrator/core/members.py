@@ -165,6 +165,8 @@ class Member:
     restarts: Restarts = field(default_factory=Restarts)
     gone: str = ""
     """Why none of the processes is left that its epochs know of; empty: some are."""
+    expired: set[str] = field(default_factory=set)
+    """Certificates that its connections take and that have expired, by the names of their files."""
     since_round: int = 0
     """The first round in which it takes part, or whose result it gets."""
 

@@ -6,6 +6,7 @@ do not reach (reach.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from isthmus.orchestrator.core import run_events
@@ -48,6 +49,8 @@ class Presence:
         self.reach = Reach(links, detect_s=limits.detect_s, collect_s=limits.collect_s)
         self.unheard: set[str] = set()
         """Members that a coordinator which has just begun has not heard of."""
+        self._awaits_certificates_until_s = -math.inf
+        """Sites whose certificates were renewed have until then to reach each other again."""
         self.num_chances = 0
         """How often those who could not go on were asked again since the epoch began."""
         self._outage: Outage | None = None
@@ -149,10 +152,26 @@ class Presence:
         names = self._record.epoch.members
         if any(name in self.unheard and self.is_live(name) for name in names):
             return True  # leases of those that do not come will end
+        if any(self._lacks_certificate(site, now_s) for site in self.members()):
+            self._awaits_certificates_until_s = now_s + self._limits.detect_s
+        if now_s < self._awaits_certificates_until_s:
+            return True
         silences = [self._contacts[name].absences.get(Absence.SILENT) for name in names]
         heard_by_s = now_s - self._limits.collect_s
         # Others are about to say whether they still reach it.
         return any(silence.since_s > heard_by_s for silence in silences if silence)
+
+    def _lacks_certificate(self, site: Member, now_s: float) -> bool:
+        """Whether a site is out of reach because a certificate has expired.
+
+        It is waited for until that is renewed, or an operator drops the site: nothing of it is
+        lost, and started again it would reach nobody either.
+        """
+        absences = self._contacts[site.name].absences.keys()
+        is_out = Absence.LEFT_OUT in absences or site.is_dropped or not self.is_left(site)
+        if not site.expired or is_out:
+            return False
+        return bool(absences) or any(site.name in pair for pair in self.dead_links(now_s))
 
     def quorum(self, now_s: float) -> Quorum:
         """Return who goes on, and remember what has to be known of an outage."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core import certificate_watch, run_events
 from isthmus.orchestrator.core.departures import DROPPED, Departures
 from isthmus.orchestrator.core.epochs import EpochRules, Epochs
 from isthmus.orchestrator.core.failures import FailureReports
@@ -244,6 +244,8 @@ class Run:
                 yield from sites.joined(event)
             case run_events.SiteLost():
                 yield from sites.lost(event, now_s)
+            case run_events.CertificateSeen():
+                yield from certificate_watch.look(self._record.certificates.get(event.name), event)
             case run_events.SiteReturned():
                 yield from sites.returned(event)
             case run_events.SessionBroken():

@@ -501,6 +501,19 @@ class CannotGoOn:
 
 
 @dataclass(frozen=True, slots=True)
+class CertificateSeen:
+    """Somebody has said when a certificate of the deployment ends."""
+
+    site: str | None
+    """None: the coordinator's own."""
+    name: str
+    """As its file is called: `coordinator`, `eu.agent`."""
+    ends_wall_s: float
+    left_s: float
+    """Below 0 once it has expired."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time has passed."""
 
@@ -547,6 +560,7 @@ Event = (
     | AddRequested
     | EpochReport
     | Outcome
+    | CertificateSeen
     | Ticked
 )
 

@@ -120,6 +120,7 @@ def _made(watched: WatchedRun, run: control_pb2.Run, figures: dict[str, Any]) ->
         "keeps_checkpoints": None if described.job is None else bool(described.job.checkpoint),
         "sites": sites,
         "links": links,
+        "certificates": dict(run.certificates),
         "notes": [
             {"wall_s": each.wall_s, "kind": each.kind, "site": each.site, "text": each.text}
             for each in run.noted

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from isthmus.orchestrator.doctor.findings import Finding
 from isthmus.orchestrator.doctor.kinds import finding
+from isthmus.protos.identities import WARN_DAYS
 from isthmus.protos.mutual_tls import (
-    WARN_DAYS,
     CertificateError,
     ForeignCertificateError,
     NotYetValidError,

@@ -83,6 +83,15 @@ CHECKPOINT_STEP = Family(
     "Step of the newest checkpoint.",
 )
 
+CERTIFICATE_ENDS = Family(
+    "isthmus_certificate_ends_timestamp_seconds",
+    "isthmus.certificate.ends",
+    "s",
+    Kind.GAUGE,
+    "When a party's certificate ends, as Unix time; its file's name, as eu.agent.",
+    ("certificate",),
+)
+
 SITE_STATE = Family(
     "isthmus_site_state",
     "isthmus.site.state",

@@ -268,6 +268,8 @@ class RunFigures:
             yield Sample(families.CHECKPOINT_STEP, (), view.progress.saved_step)
 
     def _site_samples(self) -> Iterator[Sample]:
+        for name, certificate in self._view.certificates.items():
+            yield Sample(families.CERTIFICATE_ENDS, (name,), certificate.ends_wall_s)
         for name, shown in self._view.sites.items():
             yield Sample(families.SITE_STATE, (name, shown.state.value), 1.0)
         for name, site in self._metrics.sites.items():

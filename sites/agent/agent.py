@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +29,9 @@ from isthmus.protos.control.v1.control_pb2 import (
 )
 from isthmus.protos.errors import IsthmusError
 from isthmus.protos.failure import Failure
-from isthmus.protos.identities import AGENT
+from isthmus.protos.identities import AGENT, GATEWAY
 from isthmus.protos.save_time import SAVE_WITHIN_S
-from isthmus.protos.security import control_security
+from isthmus.protos.security import Security, control_security, exchange_security
 from isthmus.sites.agent.coordinator_channel import CoordinatorChannel
 from isthmus.sites.agent.known_coordinator import KnownCoordinator
 from isthmus.sites.agent.run import SiteRun
@@ -83,6 +84,8 @@ class Agent:
         self._executing: asyncio.Task[None] | None = None
         self._generation = 0
         """Generation of the latest run prepared here; it may be older than the coordinator."""
+        self._own: Mapping[str, Security] = {}
+        """What the site's processes show, by the names of certificates."""
         self._alone_s = 0.0
         """How long the latest run, or an idle agent, goes on without a coordinator."""
 
@@ -99,7 +102,9 @@ class Agent:
         settings = self._settings
         options = channel_options(settings.timeouts)
         known = await asyncio.to_thread(KnownCoordinator, self._place.state, self._place.site)
-        security = control_security(f"{self._place.site}.{AGENT}")
+        site = self._place.site
+        security = control_security(f"{site}.{AGENT}")
+        self._own = {f"{site}.{AGENT}": security, f"{site}.{GATEWAY}": exchange_security(site)}
         channel = CoordinatorChannel(security, settings.coordinator, options)
         watching = asyncio.create_task(security.watch(), name="certificate")
         try:
@@ -156,7 +161,7 @@ class Agent:
             return None
         call, welcome = opening.result()
         log.info("joined, generation %d", welcome.generation)
-        return Session(call, welcome, dialler, self._patience_s)
+        return Session(call, welcome, dialler, self._patience_s, self._certificates_left_s)
 
     def _patience_s(self) -> float:
         """Return for how long this site goes on without a coordinator."""
@@ -166,7 +171,14 @@ class Agent:
             self._alone_s = self._run.coordinator_s
         elif not self._session.outbox.numbered:
             self._alone_s = welcome.coordinator_within_s  # the run's end has been reported
+        if any(left_s < 0 for left_s in self._certificates_left_s().values()):
+            return math.inf  # until it is renewed
         return max(welcome.lease_s, self._alone_s)
+
+    def _certificates_left_s(self) -> dict[str, float]:
+        """Return until when the site's certificates are valid, by name."""
+        found = {name: security.left_s() for name, security in self._own.items()}
+        return {name: left_s for name, left_s in found.items() if left_s is not None}
 
     def _report_run(self) -> RunReport | None:
         """Return a report of the run in progress for a coordinator; None: no run."""

@@ -18,7 +18,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -241,16 +241,23 @@ class Session:
         welcome: Welcome,
         dialler: Dialler,
         patience_s: Callable[[], float] | None = None,
+        certificates_left_s: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         """Begin with a coordinator that has just welcomed this agent.
 
-        `patience_s` returns how long the session goes on without one; None: the lease.
+        Args:
+            call: The connection.
+            welcome: What the coordinator has said.
+            dialler: Makes further connections.
+            patience_s: Returns how long the session goes on without one; None: the lease.
+            certificates_left_s: Returns until when the site's certificates are valid, by name.
         """
         self.outbox = Outbox()
         self.welcome = welcome
         self._call = call
         self._dialler = dialler
         self._patience_s = patience_s or (lambda: self.welcome.lease_s)
+        self._certificates_left_s = certificates_left_s
         self._heard = Silence(time.monotonic())
         self._sent_s: dict[int, float] = {}
         self._is_left = False
@@ -374,7 +381,7 @@ class Session:
                     )
             is_orphan = silent_s >= lease_s
             sequence += 1
-            self.outbox.put_heartbeat(sequence)
+            self.outbox.put_heartbeat(sequence, self._certificates_left_s())
             self._sent_s.pop(sequence - 64, None)
             left_s = (patience_s if is_orphan else lease_s) - silent_s
             pause_s = min(self.welcome.heartbeat_s, left_s)
@@ -439,9 +446,9 @@ class Outbox:
         """Queue a message that must arrive; a run has only a few of them."""
         self._add(message, 0)
 
-    def put_heartbeat(self, sequence: int) -> None:
+    def put_heartbeat(self, sequence: int, left_s: Mapping[str, float] | None = None) -> None:
         """Queue a heartbeat before everything else; replace one that still waits."""
-        self._heartbeat = Heartbeat(sequence=sequence)
+        self._heartbeat = Heartbeat(sequence=sequence, certificates_left_s=left_s)
         self._filled.set()
 
     def put_metric(self, run_id: str, generation: int, metric: Metric) -> None:

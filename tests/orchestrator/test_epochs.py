@@ -699,3 +699,76 @@ def test_the_last_site_that_has_the_whole_state_is_not_dropped() -> None:
     drop = DropRequested("ap", "by an operator")
     why = "no other site has the whole training state"
     assert core.tell(drop, 40) == [DropRefused("ap", why)]
+
+
+def expired(core: Core, site: str, *, is_renewed: bool = False) -> None:
+    """Have the fold take what the coordinator writes down of a certificate."""
+    stage = "valid" if is_renewed else "expired"
+    detail = {"certificate": f"{site}.gateway", "ends_wall_s": 1.0}
+    core._keep(f"certificate.{stage}", site, **detail)
+
+
+def test_a_site_whose_certificate_has_expired_is_waited_for_until_it_is_renewed() -> None:
+    core = machine()
+    expired(core, "sa")
+    assert core.tell(Ticked(), 5) == [], "its connections stand"
+    for by, site in (("ap", "sa"), ("eu", "sa"), ("sa", "ap"), ("sa", "eu")):
+        core.tell(Suspected(by, site, False, "a.pem: has expired"), 10)
+    assert core.tell(Ticked(), 10 + 3 * LIMITS.ride_out_s) == []
+    expired(core, "sa", is_renewed=True)
+    for by, site in (("ap", "sa"), ("eu", "sa"), ("sa", "ap"), ("sa", "eu")):
+        assert core.tell(Reached(by, site), 11 + 3 * LIMITS.ride_out_s) == []
+    assert core.tell(Ticked(), 10 + 4 * LIMITS.ride_out_s) == []
+
+
+def test_a_renewed_certificate_that_mends_nothing_is_waited_for_no_more() -> None:
+    core = machine()
+    expired(core, "sa")
+    for by, site in (("ap", "sa"), ("eu", "sa"), ("sa", "ap"), ("sa", "eu")):
+        core.tell(Suspected(by, site, False, "a.pem: has expired"), 10)
+    assert core.tell(Ticked(), 100) == []
+    expired(core, "sa", is_renewed=True)
+    assert core.tell(Ticked(), 99 + LIMITS.detect_s) == []
+    assert "epoch.proposed" in kinds(core.tell(Ticked(), 101 + LIMITS.detect_s))
+
+
+def test_where_all_have_expired_nobody_is_lost() -> None:
+    core = machine()
+    for site in NAMES:
+        expired(core, site)
+        for other in NAMES:
+            if other != site:
+                core.tell(Suspected(site, other, False, "a.pem: has expired"), 10)
+    assert core.tell(Ticked(), 10 + 3 * LIMITS.ride_out_s) == []
+
+
+def test_an_agent_whose_certificate_has_expired_is_waited_for() -> None:
+    core = machine()
+    expired(core, "sa")
+    core.tell(SessionBroken("sa", "it broke"), 10)
+    core.tell(SiteLost("sa", "its lease has ended", silent_s=15.0), 25)
+    assert core.tell(Ticked(), 25 + 3 * LIMITS.ride_out_s) == []
+
+
+def test_an_expired_certificate_holds_up_the_loss_of_no_other_site() -> None:
+    core = machine()
+    expired(core, "ap")
+    assert kinds(lose_sa(core))[-1] == "GoOnWithout"
+
+
+def test_a_site_whose_processes_are_gone_is_not_waited_for_though_it_has_expired() -> None:
+    core = machine()
+    expired(core, "sa")
+    assert kinds(lose_sa(core))[-1] == "GoOnWithout"
+
+
+def test_an_operator_drops_a_site_whose_certificate_has_expired() -> None:
+    core = machine()
+    expired(core, "sa")
+    core.tell(SessionBroken("sa", "it broke"), 10)
+    core.tell(SiteLost("sa", "its lease has ended", silent_s=15.0), 25)
+    assert core.tell(Ticked(), 1000) == []
+    core._keep("site.drop_requested", "sa", message="it was dropped")
+    actions = core.tell(DropRequested("sa", "it was dropped"), 1001)
+    after_s = 1001 + LIMITS.detect_s
+    assert "epoch.proposed" in kinds([*actions, *core.tell(Ticked(), after_s)])

@@ -146,6 +146,8 @@ class LaunchFacts:
     arguments: tuple[str, ...]
     overrides: tuple[str, ...]
     """Each --set."""
+    certificates: str
+    """Which one ends first, and when."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -550,6 +552,7 @@ def _launched(record: RunRecord) -> LaunchFacts:
         script="" if job is None or job.entrypoint is None else job.entrypoint,
         arguments=() if job is None else tuple(job.arguments),
         overrides=tuple(map(str, overrides)),
+        certificates=formats.certificates(record.run.certificates, record.run.ended_wall_s),
     )
 
 

@@ -376,6 +376,7 @@ def launch_lines(facts: RunFacts) -> list[tuple[str, str]]:
         ("script", launched.script or "the trainer that ships"),
         ("arguments", " ".join(map(shlex.quote, launched.arguments)) or "none"),
         ("changed with --set", " ".join(map(shlex.quote, launched.overrides)) or "nothing"),
+        ("certificates at the end", launched.certificates),
         ("run folder", facts.folder),
     ]
     return [(name, words) for name, words in lines if words]

@@ -136,6 +136,17 @@ def in_words(state: str, reason_code: str) -> str:
     return f"{state} WITH LOSSES" if reason_code == WITH_LOSSES else state
 
 
+def certificates(ends_wall_s: Mapping[str, float], now_wall_s: float) -> str:
+    """Return which certificate ends first, and when; empty: there are none."""
+    if not ends_wall_s:
+        return ""
+    name = min(ends_wall_s, key=lambda each: (ends_wall_s[each], each))
+    days = (ends_wall_s[name] - now_wall_s) / 86_400
+    left = f"ends in {days:.1f} days" if days > 0 else "has expired"
+    first = f", first of {len(ends_wall_s)}" if len(ends_wall_s) > 1 else ""
+    return f"{words(name)} {left}{first}"
+
+
 def clock(wall_s: float) -> str:
     """Return `2026-05-01 12:00:00`, in the time of this machine."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -78,6 +79,9 @@ class LiveTable:
             yield unbroken(f"egress {cost.line()}", width)
         if phases := start_phases(run):
             yield unbroken(phases, width)
+        ends_at_s = run.ended_wall_s or time.time()
+        if certificates := formats.certificates(run.certificates, ends_at_s):
+            yield unbroken(f"certificates {certificates}", width)
         for slow in slow_now(run):
             yield unbroken(slow_words(slow), width, style="yellow")
         if run.reason_code:

@@ -390,14 +390,36 @@ global___Leave = Leave
 class Heartbeat(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class CertificatesLeftSEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     SEQUENCE_FIELD_NUMBER: builtins.int
+    CERTIFICATES_LEFT_S_FIELD_NUMBER: builtins.int
     sequence: builtins.int
+    @property
+    def certificates_left_s(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """until each of the site's certificates ends, below 0 once it has; by file name, as "eu.agent" """
+
     def __init__(
         self,
         *,
         sequence: builtins.int = ...,
+        certificates_left_s: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["sequence", b"sequence"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["certificates_left_s", b"certificates_left_s", "sequence", b"sequence"]) -> None: ...
 
 global___Heartbeat = Heartbeat
 
@@ -1488,6 +1510,22 @@ class Run(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class CertificatesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     RUN_ID_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
@@ -1513,6 +1551,7 @@ class Run(google.protobuf.message.Message):
     CODEC_FIELD_NUMBER: builtins.int
     SLOW_FIELD_NUMBER: builtins.int
     SLOW_RANKS_FIELD_NUMBER: builtins.int
+    CERTIFICATES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     name: builtins.str
     state: global___RunState.ValueType
@@ -1571,6 +1610,10 @@ class Run(google.protobuf.message.Message):
     def slow_ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlowSite]:
         """ranks that others of their site wait for now"""
 
+    @property
+    def certificates(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """when each certificate ends, by file name: "coordinator", "eu.agent", "eu.gateway" """
+
     def __init__(
         self,
         *,
@@ -1599,9 +1642,10 @@ class Run(google.protobuf.message.Message):
         codec: builtins.str = ...,
         slow: global___SlowSite | None = ...,
         slow_ranks: collections.abc.Iterable[global___SlowSite] | None = ...,
+        certificates: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["failure", b"failure", "slow", b"slow"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "codec", b"codec", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "epoch", b"epoch", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "loss_curve", b"loss_curve", "members", b"members", "name", b"name", "noted", b"noted", "notes", b"notes", "num_steps", b"num_steps", "position", b"position", "priority", b"priority", "reason", b"reason", "reason_code", b"reason_code", "run_id", b"run_id", "sites", b"sites", "slow", b"slow", "slow_ranks", b"slow_ranks", "state", b"state", "totals", b"totals"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "certificates", b"certificates", "codec", b"codec", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "epoch", b"epoch", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "loss_curve", b"loss_curve", "members", b"members", "name", b"name", "noted", b"noted", "notes", b"notes", "num_steps", b"num_steps", "position", b"position", "priority", b"priority", "reason", b"reason", "reason_code", b"reason_code", "run_id", b"run_id", "sites", b"sites", "slow", b"slow", "slow_ranks", b"slow_ranks", "state", b"state", "totals", b"totals"]) -> None: ...
 
 global___Run = Run
 
