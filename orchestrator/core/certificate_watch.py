@@ -51,10 +51,10 @@ def look(known: Certificate | None, seen: CertificateSeen) -> Iterator[RecordEve
 
 def words(left_s: float) -> str:
     """Return how long a certificate is valid, in words."""
-    if left_s < 0:
-        return "expired"
     hours = left_s / 3600
-    return f"{hours / 24:.0f} days" if hours >= 48 else f"{hours:.1f} h"
+    if hours >= 48:
+        return f"{hours / 24:.0f} days"
+    return f"{hours:.1f} h" if hours >= 1 else f"{left_s / 60:.0f} min"
 
 
 def _stage(left_s: float) -> str:
