@@ -32,10 +32,8 @@ def test_each_stage_is_told_once() -> None:
         if hour == 22 * 24:
             ends_s = now_s + 90 * DAY_S
         jitter_s = hour % 3
-        event = certificate_watch.look(
-            known, CertificateSeen("a", "a.gateway", ends_s + jitter_s, ends_s - now_s)
-        )
-        if event is not None:
+        says = CertificateSeen("a", "a.gateway", ends_s + jitter_s, ends_s - now_s)
+        for event in certificate_watch.look(known, says):
             stage = event.kind.removeprefix(certificate_watch.KIND)
             told.append((stage, str(event.detail.get("note", ""))))
             known = Certificate(float(str(event.detail["ends_wall_s"])), stage)
@@ -50,8 +48,8 @@ def test_each_stage_is_told_once() -> None:
 
 
 def test_a_renewal_in_good_time_is_written_down_and_told_to_nobody() -> None:
-    event = certificate_watch.look(Certificate(NOW_S + 20 * DAY_S, "valid"), seen(90 * DAY_S))
-    assert event is not None
+    known = Certificate(NOW_S + 20 * DAY_S, "valid")
+    (event,) = certificate_watch.look(known, seen(90 * DAY_S))
     assert "note" not in event.detail
 
 
