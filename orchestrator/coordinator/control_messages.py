@@ -33,7 +33,7 @@ def stall_from(site: str, message: control_pb2.Stall) -> StallReported:
         )
         for each in message.absent
     )
-    return StallReported(site, tuple(absent), message.waiting)
+    return StallReported(site, tuple(absent), message.waiting, message.behind)
 
 
 def run_message(

@@ -71,6 +71,8 @@ from isthmus.orchestrator.core.run_events import (
 from isthmus.topology.spec.epoch import Epoch, Finished, Handover
 from isthmus.topology.spec.run_spec import CodedPlan
 
+HARDLY_BEHIND = 2
+"""Rounds behind with which a site takes part again without a word."""
 MakePlan = Callable[[tuple[str, ...], frozenset[Pair], tuple[str, ...]], CodedPlan]
 """Makes the reduction of some members that are linked, around the links that are dead, and of sites
 that catch up."""
@@ -543,7 +545,13 @@ class Epochs:
         catching_up = (change.site,) if isinstance(change, CatchUp) else ()
         epoch = self._planned(proposal, catching_up, 2, now_s)
         entry = Entry(change, epoch, proposal.asked)
-        detail = {"epoch": epoch.number, "members": list(epoch.members)}
+        detail: dict[str, object] = {"epoch": epoch.number, "members": list(epoch.members)}
+        if isinstance(change, Rejoin) and change.behind > HARDLY_BEHIND:
+            detail["note"] = (
+                f"site {change.site} takes part again {change.behind} rounds behind the others, which "
+                "wait for it once: its steps take as long as theirs, so it does not catch up "
+                "(site.sampler would let it)"
+            )
         yield RecordEvent("epoch.entering", change.site, detail)
         self._entry, self._proposal = entry, None
         for name in entry.asked:

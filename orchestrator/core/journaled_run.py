@@ -66,6 +66,7 @@ _NOTED = frozenset(
         "site.dropped",
         "site.drop_refused",
         "site.ended_early",
+        "epoch.entering",
         "site.returning",
         "site.returned",
         "site.ended",

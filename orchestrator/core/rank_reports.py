@@ -265,7 +265,7 @@ class RankReports:
         """Name each rank that hangs while others wait: its site cannot go on with it."""
         found = []
         for site, rank in self._stalls.report(
-            event.site, event.absent, is_waiting=event.is_waiting
+            event.site, event.absent, is_waiting=event.is_waiting, is_behind=event.is_behind
         ):
             message = (
                 f"rank {rank.rank} of site {site} has not come for {rank.for_s:.1f} s, since round "

@@ -354,6 +354,8 @@ class StallReported:
     """The ranks that have handed nothing over."""
     is_waiting: bool
     """Other ranks of the site have handed something over, and wait."""
+    is_behind: bool = False
+    """The site catches up, and results wait for its ranks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 A gateway knows only that a rank does not come. That is a hang when ranks anywhere wait meanwhile;
 where all are away, they evaluate, say. Of several that do not come those that wait for another rank
-of their own site are not to blame.
+of their own site are not to blame. Nobody waits for a site that catches up: there it is a hang when
+results do, which its gateway says.
 """
 
 from __future__ import annotations
@@ -41,14 +42,20 @@ class StallWatch:
         self._named = {each for each in self._named if each[0] != site}
 
     def report(
-        self, site: str, absent: Sequence[AbsentRank], *, is_waiting: bool
+        self,
+        site: str,
+        absent: Sequence[AbsentRank],
+        *,
+        is_waiting: bool,
+        is_behind: bool = False,
     ) -> list[tuple[str, AbsentRank]]:
         """Take what a site says; return the ranks that hang, by site, each once."""
         self._absent[site] = absent
         (self._waiting.add if is_waiting else self._waiting.discard)(site)
-        if not self._waiting:
+        if not (self._waiting or is_behind):
             return []
-        pairs = [(name, each) for name, ranks in self._absent.items() for each in ranks]
+        to_blame = {site: absent} if is_behind else self._absent
+        pairs = [(name, each) for name, ranks in to_blame.items() for each in ranks]
         stopped = [pair for pair in pairs if pair[1].is_stopped]
         elsewhere = [pair for pair in pairs if not pair[1].is_in_collective]
         found = [

@@ -77,6 +77,8 @@ class SiteRun:
         self._ending = asyncio.Event()
         self._released = asyncio.Event()
         """Set once no other site needs this one any more."""
+        self._wants_state = asyncio.Event()
+        """Where the site returns, its ranks wait for the others' state."""
         self._left = asyncio.Event()
         """Set once the site has left a run that goes on."""
         self._num_left = 0
@@ -348,7 +350,14 @@ class SiteRun:
             log.error("a process of the run cannot be killed: see ps")
 
     async def _tell_joined(self, processes: SiteProcesses) -> None:
+        """Tell that the ranks are there: where they return, once they wait for the state.
+
+        Others go on meanwhile, so what is done before would have to be made up for.
+        """
         await processes.wait_joined()
+        assert self._order is not None, "it was read before any rank was started"
+        if self._order.returns:
+            await self._wants_state.wait()
         self._put(running=SiteRunning(**self._name))
 
     def _tell_ended(self, succeeded: bool, failures: Sequence[Failure]) -> None:
@@ -419,6 +428,8 @@ class SiteRun:
             if compared is None:
                 return
             message = compared
+        if message["kind"] == metrics.STATE:
+            self._wants_state.set()
         if message["kind"] == metrics.STEP:
             self._latest_step = message["step"]
             if metrics.STEP_S in message["values"]:

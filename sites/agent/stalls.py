@@ -49,6 +49,7 @@ class Stalls:
         stall = Stall(
             absent=[*(each for each in looked if each is not None), *self._ended(said)],
             waiting=any(said["waiting"] for said in self._said.values()),
+            behind=any(said["behind"] for said in self._said.values()),
         )
         if stall != self._reported:
             self._reported = stall

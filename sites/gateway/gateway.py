@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 import secrets
 import threading
 import time
@@ -118,6 +119,8 @@ class Gateway(EndingGateway):
             self._server.carry(name, handler, read)
         self._fetch: StateFetch | None = None
         """Fetches the others' training state while this site rejoins; else None."""
+        self._has_state = False
+        """This site rejoins, and its ranks were told that the state is there."""
         self._links = PeerLinks(
             config,
             on_change=self._executor.connect,
@@ -329,6 +332,10 @@ class Gateway(EndingGateway):
             _log.info("fetched the training state of the other sites: %s", values)
             self._write({"op": "metric", "kind": ENTRY, "rank": -1, "step": -1, "values": values})
             self._local.tell_members(members)
+            if self._stalls is not None:
+                with self._watching:
+                    self._stalls.begin_anew(time.monotonic())
+            self._has_state = True
 
         threading.Thread(target=take, name="take-state", daemon=True).start()
 
@@ -498,7 +505,8 @@ class Gateway(EndingGateway):
             return
         with self._watching:
             now_s = time.monotonic()
-            stalled = stalls.look(now_s, _METRICS_EVERY_S)
+            results_wait_s = self._executor.results_wait_s if self._has_state else math.inf
+            stalled = stalls.look(now_s, _METRICS_EVERY_S, results_wait_s)
             if stalled is None:
                 return
             absent, waiting = (
@@ -512,7 +520,14 @@ class Gateway(EndingGateway):
                 ]
                 for ranks in (stalled.absent, stalled.waiting)
             )
-        self._write({"op": "stalled", "absent": absent, "waiting": waiting})
+        self._write(
+            {
+                "op": "stalled",
+                "absent": absent,
+                "waiting": waiting,
+                "behind": stalled.is_behind,
+            }
+        )
 
     def _open_more(self, links: list[Link]) -> None:
         for failure in self._links.open(links):

@@ -1,4 +1,4 @@
-"""A site comes back though the other cannot write its state at first, which harms nobody."""
+"""A site comes back, whatever is in its way, and harms nobody."""
 
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ pytestmark = [
     pytest.mark.exhaustive,
     pytest.mark.timeout(300),
 ]
+
+SCRIPT = Path(__file__).parent / "scripts" / "user_returns.py"
 
 
 def test_a_state_that_cannot_be_written_ends_no_healthy_site(run: Bench) -> None:
@@ -47,3 +49,32 @@ def test_a_state_that_cannot_be_written_ends_no_healthy_site(run: Bench) -> None
     steps = steps_of(run, "a")
     assert steps == [*range(1, len(steps) + 1)]
     run.wait_for_nothing_left(15.0)
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_script_without_a_sampler_comes_back_hardly_behind(run: Bench, hangs: bool) -> None:
+    """What it does before it wants the state is not to be made up for; nor does it wait in vain."""
+    topology = topology_yaml([(1, 1), (1, 1)], emulate=False, detect_within="5s", min_sites=1)
+    topology = topology.replace("failure: {", "failure: {stall_within: 4s, ")
+    if hangs:
+        (run.folder / "hangs").touch()
+    text = job_yaml(entrypoint=str(SCRIPT)) + f"arguments: ['10000', '{run.folder}']\n"
+    run.isthmus("launch", str(run.write(topology, text)), "--detach", "--json").check()
+    run.wait_for("first steps", lambda: is_training(run, 5))
+    agent = run.pids("isthmus.sites.agent", "--site b")[0]
+    kill(run.children(agent, "isthmus.sites.launcher.rank")[-1])
+
+    def events(kind: str) -> list[dict[str, Any]]:
+        told: list[dict[str, Any]] = run.isthmus("events", "--json").envelope["data"]["events"]
+        return [each for each in told if each["kind"] == kind]
+
+    run.wait_for("the site's return", lambda: bool(events("site.returned")), 240)
+    stalled = [(each["site"], each["detail"]["note"]) for each in events("rank.stalled")]
+    assert [site for site, _ in stalled] == ["b"] * hangs
+    assert all("user_returns.py" in note for _, note in stalled)
+    returned = events("site.resumed")[-1]
+    behind = [each["detail"].get("behind", 0) for each in events("site.resumed")]
+    assert max(behind) < 20, returned
+    run.isthmus("cancel").check()
+    run.wait_for_nothing_left(30.0)

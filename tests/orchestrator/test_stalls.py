@@ -49,3 +49,12 @@ def test_who_waits_for_a_rank_of_its_own_site_is_not_to_blame() -> None:
     ]
     both = [absent(0, is_in_collective=True), absent(1, is_in_collective=True)]
     assert len(StallWatch().report("a", both, is_waiting=True)) == 2
+
+
+def test_who_lets_results_wait_while_its_site_catches_up_is_named_though_nobody_waits() -> None:
+    """And nobody else, for the others may evaluate."""
+    watch, late = StallWatch(), absent(1)
+    assert watch.report("a", [absent(0)], is_waiting=False) == []
+    assert watch.report("b", [late], is_waiting=False, is_behind=True) == [("b", late)]
+    assert watch.report("b", [late], is_waiting=False, is_behind=True) == []
+    assert watch.report("b", [], is_waiting=False) == []

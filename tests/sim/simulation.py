@@ -37,6 +37,7 @@ from tests.sim.agent import Around, SimAgent, Stage, Told
 from tests.sim.coordinator import BROKEN, FORGOTTEN, FakeJournal, Outward, SimCoordinator
 from tests.sim.plans import LIMITS, NAMES, plan_of
 from tests.sim.site import (
+    NOTICE_ROUNDS,
     NUM_CHUNKS,
     BrokenPromiseError,
     Chunk,
@@ -53,6 +54,7 @@ MUTANTS = (
     "mixed_views",
     "stale_residual",
     "ranges_twice",
+    "entry_forgotten",
     "ends_at_once",
     *BROKEN,
     *FORGOTTEN,
@@ -136,6 +138,7 @@ class Simulation:
         self.counts["begun with some"] += begin_with != self.names
         self._steps_of_round = random.Random(f"regime {seed}").choice(STEPS_OF_ROUNDS)
         self.counts["rounds of several steps"] += self._steps_of_round > 1
+        self._rounds_ahead = random.Random(f"loader {seed}").randrange(NOTICE_ROUNDS - 1)
         self._outside = Outside(
             self._send_frame,
             self._draw,
@@ -214,7 +217,14 @@ class Simulation:
                 if by != name:
                     self.at(0.2, self._reach, by, name)
         steps = self._steps_of_round
-        return SimSite(name, self._outside, self._first, returns=returns, steps_of_round=steps)
+        return SimSite(
+            name,
+            self._outside,
+            self._first,
+            returns=returns,
+            steps_of_round=steps,
+            rounds_ahead=self._rounds_ahead,
+        )
 
     @property
     def sites(self) -> dict[str, SimSite]:
@@ -405,6 +415,9 @@ class Simulation:
                 raise BrokenPromiseError(f"{site.name} is at {round_}, {name} at {other.completed}")
             if other.chains.get(round_, site.chains[round_]) != site.chains[round_]:
                 raise BrokenPromiseError(f"{site.name} and {name} differ after round {round_}")
+            if other.places.get(round_, site.places[round_]) != site.places[round_]:
+                what = f"{site.places[round_]}, {other.places[round_]}"
+                raise BrokenPromiseError(f"{site.name}, {name}: data after round {round_}: {what}")
 
     def _give_state(self) -> None:
         """Sites that come back load the checkpoint that they need, if it is there."""

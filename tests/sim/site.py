@@ -1,15 +1,16 @@
 """The processes of one simulated site: a gateway and a rank, without any I/O.
 
 The gateway's epochs are the product's (sites/gateway/reduction/epochs.py), and so is what its rank
-makes of members that enter (sites/worker/exchange/member_history.py). Between the two are the
-smallest sums that have something to lose. Contributions are integers. The first site's codec loses
-the last bits of what it sends, and adds them in the next round.
+makes of members that are lost and enter, and of their data (tests/fakes/rank_data.py). Between the
+two are the smallest sums that have something to lose. Contributions are integers. The first site's
+codec loses the last bits of what it sends, and adds them in the next round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from isthmus.sites.gateway.reduction.epochs import (
     Epochs,
@@ -20,15 +21,19 @@ from isthmus.sites.gateway.reduction.epochs import (
     in_force,
 )
 from isthmus.sites.local.rank_messages import Members
-from isthmus.sites.worker.exchange.member_history import CatchingUp, CaughtUp, MemberHistory
+from isthmus.sites.worker.data.batch_shares import BatchShares
+from isthmus.sites.worker.exchange.member_history import CatchingUp, CaughtUp
+from isthmus.topology.spec.batch_rule import FullBatch
 from isthmus.topology.spec.epoch import Epoch, Finished, Handover
+from tests.fakes.rank_data import RankData
 from tests.sim.plans import NAMES
 
 NUM_CHUNKS = 3
 LOST_BITS = 15
 """Of a contribution, by the lossy codec."""
-NOTICE_STEPS = 2
-"""Steps after which all ranks know of a site that enters."""
+NOTICE_ROUNDS = 4
+"""Rounds after which all ranks know of a site that is lost."""
+SHARES = BatchShares(full=FullBatch(12, len(NAMES)), rule="keep", ranks=(1,) * len(NAMES))
 LEVEL_EVERY = 4
 """Rounds between two attempts of a site that follows to take part."""
 BEHIND_EVERY = 3
@@ -77,6 +82,8 @@ class Saved:
     completed: int
     results: dict[Chunk, Part]
     chains: dict[int, int]
+    data: dict[str, Any]
+    """The place in the data, and which sites have had no part in it."""
 
 
 class BrokenPromiseError(AssertionError):
@@ -119,6 +126,8 @@ class SimSite:
     """It comes back to a run that goes on."""
     steps_of_round: int = 1
     """Steps that the rank takes by itself up to a round, and the one that the round ends."""
+    rounds_ahead: int = 0
+    """Rounds for which a data loader fetches ahead."""
     is_alive: bool = True
     """Nothing has killed it."""
     has_ranks: bool = False
@@ -142,7 +151,10 @@ class SimSite:
     suspects: dict[str, bool] = field(default_factory=dict)
     """Who is not reached, and whether it is gone."""
     epochs: Epochs = field(init=False)
-    _members: MemberHistory = field(init=False)
+    data: RankData = field(init=False)
+    places: dict[int, object] = field(default_factory=dict)
+    """The place in the data after each round."""
+    num_steps: int = 0
     has_state: bool = field(init=False)
     """Whether it has, or needs not, the others' state."""
     _marks: int = 0
@@ -163,7 +175,16 @@ class SimSite:
 
     def __post_init__(self) -> None:
         self.epochs = Epochs(self._in_force(self.first))
-        self._members = MemberHistory(self.name, rejoins=self.returns)
+        self.data = RankData(
+            self.name,
+            NAMES,
+            SHARES,
+            rejoins=self.returns,
+            ahead=self.rounds_ahead * self.steps_of_round,
+            notice_steps=NOTICE_ROUNDS * self.steps_of_round,
+        )
+        if not self.returns:
+            self.data.begin_without({*NAMES} - {*self.first.members})
         self.has_state = not self.returns
 
     @property
@@ -193,6 +214,8 @@ class SimSite:
         if not is_due or not self.epochs.may_begin(following):
             return
         has_entered = bool(self._marks) and self.epochs.enter(self._marks, following)
+        if self._marks and self.outside.mutant != "entry_forgotten":
+            self.data.missing.begin_round(following)
         self._marks = 0
         self.epochs.begin(following)
         follows = self.epochs.follows(following)
@@ -229,19 +252,36 @@ class SimSite:
         self.chains[round_] = hash((self.chains[round_ - 1], round_, totals))
         self.completed = round_
         for _ in range(self.steps_of_round - 1):
-            if self._members.end_step(round_, lambda _: NOTICE_STEPS, has_landed=False):
+            self._end_step(round_ - 1, has_landed=False)
+            if self.data.history.end_step(round_, self._notice_steps, has_landed=False):
                 raise BrokenPromiseError(f"{self.name}: members change amid round {round_}")
-        for change in self._members.end_step(round_ + 1, self._notice_steps):
+        self._end_step(round_, has_landed=True)
+        for change in self.data.history.end_step(round_ + 1, self._notice_steps):
+            self.data.apply(change)
             if isinstance(change, CatchingUp | CaughtUp):
                 self._marks = change.epoch
             if isinstance(change, CatchingUp):
-                saved = Saved(round_, dict(self.results), dict(self.chains))
+                data = self.data.state()
+                saved = Saved(round_, dict(self.results), dict(self.chains), data)
                 self.outside.save(change.epoch, saved)
+        self.places[round_] = self.data.place
         self.outside.on_completed(self, round_)
 
-    def _notice_steps(self, _: object) -> int:
+    def _end_step(self, round_: int, *, has_landed: bool) -> None:
+        self.data.use(self.num_steps)
+        self.num_steps += 1
+        self.data.end_step(round_, self.epochs.missing, has_landed=has_landed)
+        missing = {site for site, at in self.epochs.missing.items() if at < round_}
+        forgotten = missing.difference(self.data.missing.absent())
+        if has_landed and forgotten:
+            raise BrokenPromiseError(f"{self.name} counts on {forgotten} after round {round_}")
+
+    def _notice_steps(self, sites: Sequence[str]) -> int:
         """Return after how many steps all ranks know: a round ends with the last of them."""
-        return -(-NOTICE_STEPS // self.steps_of_round) * self.steps_of_round
+        most = self.data.notice_steps(sites)
+        if most > NOTICE_ROUNDS * self.steps_of_round:
+            raise BrokenPromiseError(f"{self.name}: {sites} take part after {most} steps' notice")
+        return -(-most // self.steps_of_round) * self.steps_of_round
 
     # ------------------------------------------------------------ chunks
 
@@ -382,7 +422,7 @@ class SimSite:
             enters=enters,
             follows=epoch.follows,
         )
-        self._members.tell(told)
+        self.data.history.tell(told)
         if enters and self.name not in epoch.follows:
             self.epochs.await_entry(self._in_force(epoch))
             if self.epochs.number >= epoch.number:
@@ -424,7 +464,7 @@ class SimSite:
         """Load the checkpoint of the epoch in which this site enters, as soon as it is there."""
         if self.has_state or not self._takes_part:
             return False
-        entry = self._members.own_entry(0.0)
+        entry = self.data.history.own_entry(0.0)
         saved = None if entry is None else self.outside.load(self, entry.epoch)
         if entry is None or saved is None:
             return False
@@ -435,6 +475,8 @@ class SimSite:
             )
         self.results, self.chains = dict(saved.results), dict(saved.chains)
         self.completed = saved.completed
+        self.data.take(saved.data, {*entry.sites} - {*entry.follows})
+        self.data.history.note_state()
         self.has_state = True
         self.begin_if_due()
         return True

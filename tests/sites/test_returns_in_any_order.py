@@ -10,19 +10,12 @@ import pytest
 
 from isthmus.sites.local.rank_messages import Members
 from isthmus.sites.worker.data.batch_shares import BatchShares
-from isthmus.sites.worker.data.data_positions import DataPositions
-from isthmus.sites.worker.data.sampler import FETCHED_AHEAD, Sampler
-from isthmus.sites.worker.exchange.member_history import (
-    Announced,
-    CatchingUp,
-    CaughtUp,
-    Change,
-    GivenUp,
-    MemberHistory,
-)
-from isthmus.sites.worker.exchange.missing_sites import NOTICE_STEPS, MissingSites
+from isthmus.sites.worker.data.sampler import FETCHED_AHEAD
+from isthmus.sites.worker.exchange.member_history import CatchingUp, CaughtUp
+from isthmus.sites.worker.exchange.missing_sites import NOTICE_STEPS
 from isthmus.topology.spec.batch_rule import FullBatch
-from tests.sites.test_worker_sampler import check_used_once, result
+from tests.fakes.rank_data import RankData
+from tests.sites.test_worker_sampler import check_used_once
 
 SITES = "abcd"
 STEPS = 500
@@ -30,46 +23,8 @@ QUIET_STEPS = 3 * NOTICE_STEPS
 """At the end, in which nothing happens any more."""
 
 
-class Rank:
-    """One site's rank: what it knows of members, and its batches. A round is a step."""
-
-    def __init__(self, site: int, shares: BatchShares, begins: int, ahead: int) -> None:
-        self.site, self._ahead = site, ahead
-        self.missing, self.history = MissingSites(), MemberHistory(SITES[site])
-        self.sampler = Sampler(num_samples=10**6, shares=shares, site=site, rank=0, seed=1)
-        self.begins = begins
-        self._drawn: list[list[int]] = []
-
-    def take(self, other: Rank, present: Iterable[int]) -> None:
-        """Catch up from another rank's state."""
-        told = other.sampler.handed_out()
-        self.missing.begin_without({*range(len(SITES))}.difference(present))
-        self.sampler.resume(DataPositions.from_json(told), lambda: None, told["absences"])  # type: ignore[arg-type]
-        self.missing.begin_amid(other.missing.absent_before())
-
-    def use(self, step: int) -> list[int]:
-        """Return the batch of a step, having fetched some more."""
-        own = step - self.begins
-        while len(self._drawn) <= own + (self._ahead if own else 0):
-            self._drawn.append(self.sampler.draw().tolist())
-        return self._drawn[own]
-
-    def end_step(self, round_: int, missing: dict[int, int]) -> None:
-        self.missing.note(result(round_, *missing.items()))
-        self.missing.end_step()
-        self.sampler.lose(self.missing.absent())
-        self.sampler.step()
-
-    def apply(self, change: Change) -> None:
-        """Do what `Rejoining` does."""
-        for site in map(SITES.index, change.sites):
-            match change:
-                case Announced():
-                    self.sampler.regain(site, change.step)
-                case GivenUp():
-                    self.sampler.give_up(site, change.step)
-                case CaughtUp():
-                    self.missing.rejoin(site)
+def names_of(sites: Iterable[int]) -> tuple[str, ...]:
+    return tuple(SITES[at] for at in sorted(sites))
 
 
 @dataclass
@@ -79,7 +34,7 @@ class Run:
     chance: random.Random
     shares: BatchShares
     ahead: int
-    ranks: dict[int, Rank] = field(default_factory=dict)
+    ranks: dict[int, RankData] = field(default_factory=dict)
     members: set[int] = field(default_factory=set)
     catching_up: int | None = None
     entering: int | None = None
@@ -91,7 +46,7 @@ class Run:
     missing: dict[int, int] = field(default_factory=dict)
     heard: dict[int, dict[int, int]] = field(default_factory=dict)
     """What each site's gateway says is missing."""
-    late: list[tuple[int, Rank, Members]] = field(default_factory=list)
+    late: list[tuple[int, RankData, Members]] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
     num_returned: int = 0
     most_notice: int = 0
@@ -102,7 +57,7 @@ class Run:
             self.late.append((step + self.chance.randint(0, 1), rank, members))
 
     def told(self, from_round: int, *, enters: str = "", follows: str = "") -> Members:
-        names = tuple(SITES[at] for at in sorted(self.members))
+        names = names_of(self.members)
         return Members(
             epoch=self.epoch,
             from_round=from_round,
@@ -180,8 +135,7 @@ class Run:
 
     def end_steps(self, step: int) -> None:
         def most(sites: Iterable[str]) -> int:
-            entering = [*map(SITES.index, sites)]
-            asked = {at: rank.sampler.notice_steps(entering) for at, rank in self.ranks.items()}
+            asked = {at: rank.notice_steps(sites) for at, rank in self.ranks.items()}
             found = max(asked[at] for at in self.members)
             assert max(asked.values()) <= found, asked
             self.most_notice = max(self.most_notice, found)
@@ -196,10 +150,11 @@ class Run:
         for kind in kinds.pop():
             if kind is CatchingUp and self.entering is not None:
                 self.catching_up, self.entering = self.returning, None
-                rank = Rank(self.returning, self.shares, step + 1, self.ahead)
-                rank.take(self.ranks[min(self.members)], self.members)
+                rank = RankData(
+                    SITES[self.returning], SITES, self.shares, begins=step + 1, ahead=self.ahead
+                )
+                rank.take(self.ranks[min(self.members)].state(), names_of(self.members))
                 self.ranks[self.returning] = rank
-                rank.history._rejoined = self.epoch
             elif kind is CaughtUp:
                 self.is_marked = True
 
@@ -211,7 +166,9 @@ def test_every_sample_is_used_once(seed: int, rule: str) -> None:
     shares = BatchShares(full=FullBatch(12, len(SITES)), rule=rule, ranks=(1,) * len(SITES))
     run = Run(chance, shares, chance.choice([0, 4, FETCHED_AHEAD]))
     run.members = {*range(len(SITES))}
-    run.ranks = {at: Rank(at, shares, 0, run.ahead) for at in run.members}
+    run.ranks = {
+        at: RankData(name, SITES, shares, ahead=run.ahead) for at, name in enumerate(SITES)
+    }
     for step in range(STEPS + QUIET_STEPS):
         run.step(step, is_quiet=step >= STEPS)
         if not run.missing or max(run.missing.values()) < step:

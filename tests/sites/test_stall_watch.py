@@ -45,6 +45,22 @@ def looks(watch: StallWatch, from_s: float, for_s: float) -> list[tuple[float, S
     return told
 
 
+def test_a_rank_that_catches_up_is_late_where_results_have_waited_for_longer() -> None:
+    watch, now_s = trained(5)
+    assert watch.look(now_s + 5.5, 5.5, 20.0) == StalledRanks((0, 1), (), is_behind=False)
+    assert watch.look(now_s + 19.5, 14.0, 20.0) is None
+    assert watch.look(now_s + 20.5, 1.0, 20.0) == StalledRanks((0, 1), (), is_behind=True)
+    assert watch.look(now_s + 21.0, 0.5) == StalledRanks((0, 1), (), is_behind=False)
+
+
+def test_a_rank_that_does_not_begin_with_the_state_is_late_where_results_wait() -> None:
+    watch, now_s = trained(0)
+    assert watch.look(now_s + 61.0, 61.0) is None
+    assert watch.look(now_s + 62.0, 1.0, 0.0) == StalledRanks((0, 1), (), is_behind=True)
+    watch.begin_anew(now_s + 63.0)
+    assert watch.look(now_s + 63.5, 1.5, 0.0) == StalledRanks((), ())
+
+
 def test_the_rank_that_handed_nothing_over_is_absent_and_the_other_waits() -> None:
     watch, now_s = trained(5)
     watch.handed(0, 5, now_s + 0.1)

@@ -1,16 +1,20 @@
-"""Train through a fault a minute, and tell how much of the time was training.
+"""Train through one fault after another, and tell what they cost.
 
-Usage: python -m tests.tools.soak [--minutes N] [--every S] [--seed N] [--kinds KIND,..]
+Usage: python -m tests.tools.soak [--regime KIND] [--tls] [--script trainer|plain|both]
+    [--minutes N] [--every FROM-TO] [--seed N] [--kinds KIND,..] [--folder DIR]
 
 A coordinator and the agents of three sites run on this machine as separate commands, in a network
-namespace of their own (root), each site on an address of its own. Beside them, as a service manager
-would, this script starts again whatever of these four has ended. Every so often something fails:
-drawn from the seed, each kind as often as any other.
+namespace of their own (root), each site on an address of its own; with `--tls` all show
+certificates. Beside them, as a service manager would, this script starts again whatever of these
+four has ended. After so many seconds, drawn from the seed, something fails: each kind as often as
+any other. Unless `--kinds` names others, that is SIGKILL of any process. A step has 0.1 s of
+modelled compute with the shipped trainer, and 0.25 s with a script without `site.sampler`.
 
-Printed: what each fault cost; goodput, which is steps times their median over the wall time; and
-descriptors, threads and memory of coordinator, agents and gateways in the first and the last fifth.
-Ctrl-C ends it earlier. It ends with 1 where the run has ended, goodput is below 85 %, or something
-has grown.
+Printed: what each fault and each return cost, and goodput, which is steps times their median over
+the wall time; descriptors, threads and memory of coordinator, agents and gateways in the first and
+the last fifth. Ctrl-C ends it earlier. It ends with 1 where the run has ended, a step was lost, a
+site did not come back, a return has held the others up for more than 2 steps and a tenth of the
+state's transfer, goodput is too low, or something has grown.
 """
 
 from __future__ import annotations
@@ -19,9 +23,9 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,14 +40,17 @@ from typing import Any
 import psutil
 
 from isthmus.protos.own_processes import leashed, own_command
+from isthmus.protos.security import TLS_VARIABLES
+from tests.fakes.certified import certify
 from tests.fakes.waiting import wait_for
 
 SITES = {"a": "127.0.0.2", "b": "127.0.0.3", "c": "127.0.0.4"}
 COORDINATOR = "127.0.0.5"
 DETECT_S = 5.0
 RUN = "soak"
+KILLED = ("gateway", "rank", "torchrun", "agent", "site", "coordinator")
 KINDS = (
-    *("gateway", "rank", "torchrun", "agent", "site", "coordinator"),  # SIGKILL
+    *KILLED,
     *("reset-data", "reset-control"),  # all connections of one process, with a reset
     *("outage", "blackhole"),  # between all, for less than ride_out; to and from one site, for long
     *(
@@ -63,35 +70,50 @@ LOOK_S = 0.2
 FIRST_RECORDS = 30
 BEGIN_S = 300.0
 """The first steps have so long to come."""
-WANTED_GOODPUT = 0.85
+BACK_S = 120.0
+"""A site is back so long after the latest fault at the most."""
+WANTED_GOODPUT = 0.9
+HELD_UP_STEPS = 2.0
+HELD_UP_SHARE = 0.1
+"""So many steps, and so much of the time for which the state is fetched, a return may hold the
+others up."""
+REGIMES = {
+    "sync": "sync",
+    "delayed": "delayed",
+    "diloco": "{kind: diloco, sync_every: 8}",
+    "streaming": "{kind: streaming, sync_every: 8, fragments: 2}",
+}
+PLAIN = Path(__file__).with_name("soak_plain.py")
 FLAT = 1.25
 """Figures of the last fifth are at most so many times those of the first, or `SLACK` more."""
 SLACK = {"descriptors": 8, "threads": 8, "memory, MiB": 24}
 
-TOPOLOGY = f"""version: 1
+TOPOLOGY = """version: 1
 name: soak
 accelerators:
-  core: {{peak: {{fp32: 50GFLOP/s}}, memory: 2GiB, mfu: 0.3}}
+  core: {peak: {fp32: 3GFLOP/s}, memory: 2GiB, mfu: 0.3}
 sites:
-  - {{name: a, nodes: 1, accelerators_per_node: 1, accelerator: core, wan: {{address: 127.0.0.2}}}}
-  - {{name: b, nodes: 1, accelerators_per_node: 1, accelerator: core, wan: {{address: 127.0.0.3}}}}
-  - {{name: c, nodes: 1, accelerators_per_node: 2, accelerator: core, wan: {{address: 127.0.0.4}}}}
+  - {name: a, nodes: 1, accelerators_per_node: 1, accelerator: core, wan: {address: 127.0.0.2}}
+  - {name: b, nodes: 1, accelerators_per_node: 1, accelerator: core, wan: {address: 127.0.0.3}}
+  - {name: c, nodes: 1, accelerators_per_node: 2, accelerator: core, wan: {address: 127.0.0.4}}
 links:
-  - {{between: [a, b], bandwidth: 400Mbit/s, rtt: 2ms}}
-  - {{between: [b, c], bandwidth: 400Mbit/s, rtt: 2ms}}
-  - {{between: [a, c], bandwidth: 400Mbit/s, rtt: 2ms}}
-failure: {{detect_within: {DETECT_S:g}s, ride_out: 60s, min_sites: 1, max_restarts: 1000,
-  allow_losses: true}}
-security: {{mode: insecure}}
+  - {between: [a, b], bandwidth: 400Mbit/s, rtt: 2ms}
+  - {between: [b, c], bandwidth: 400Mbit/s, rtt: 2ms}
+  - {between: [a, c], bandwidth: 400Mbit/s, rtt: 2ms}
+failure: {detect_within: DETECT, ride_out: 60s, min_sites: 1, max_restarts: 1000,
+  allow_losses: true}
+security: {mode: SECURITY}
 """
 JOB = """version: 1
 name: soak
 topology: topology.yaml
+regime: REGIME
 exchange: {codec: int8, chunk: 64KiB, bucket: 256KiB}
 verify: {parameters_every: 1}
 checkpoint: {every: 200 steps, keep: 2}
 trainer:
   steps: 1000000
+  compute: modelled
   global_batch: 12
   micro_batch: 4
   evaluate_every: 1000000
@@ -134,8 +156,17 @@ def send(signum: int, processes: Iterable[psutil.Process]) -> None:
 class Deployment:
     """The four commands, started again whenever they end."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, regime: str, script: str, *, has_tls: bool) -> None:
         self.folder = folder
+        self._topology = TOPOLOGY.replace("DETECT", f"{DETECT_S:g}s").replace(
+            "SECURITY", "mtls" if has_tls else "insecure"
+        )
+        self._job = JOB.replace("REGIME", REGIMES[regime])
+        if script == "plain":
+            self._job += f"entrypoint: {PLAIN}\n"
+        if has_tls:
+            files = certify(folder / "certs", *SITES)
+            os.environ |= {name: getattr(files, key) for key, name in TLS_VARIABLES.items()}
         self.state = folder / "coordinator"
         self.down_until_s: dict[str, float] = {}
         """What is not to be started again before some time."""
@@ -145,8 +176,8 @@ class Deployment:
 
     def start(self) -> None:
         """Start the coordinator, the agents and the run."""
-        (self.folder / "topology.yaml").write_text(TOPOLOGY)
-        (self.folder / "job.yaml").write_text(JOB)
+        (self.folder / "topology.yaml").write_text(self._topology)
+        (self.folder / "job.yaml").write_text(self._job)
         topology = ("--topology", str(self.folder / "topology.yaml"))
         state = ("--state", str(self.state))
         bind = f"{COORDINATOR}:7443"
@@ -194,6 +225,11 @@ class Deployment:
             print(f"isthmus {' '.join(arguments)}: {done.stdout}{done.stderr}", flush=True)
         return done
 
+    def events(self) -> list[dict[str, Any]]:
+        """Return all events of the run; none where the coordinator does not answer."""
+        done = self.isthmus("events", RUN, "--json")
+        return json.loads(done.stdout)["data"]["events"] if done.returncode == 0 else []
+
     def process(self, name: str) -> psutil.Process | None:
         """Return a site's agent, or the coordinator, if it runs."""
         process = self._running[name]
@@ -209,15 +245,15 @@ class Deployment:
             except subprocess.TimeoutExpired:
                 process.kill()
 
-    def records(self) -> list[dict[str, Any]]:
-        """Return every step record of the run, oldest first."""
+    def records(self, kind: str = "step") -> list[dict[str, Any]]:
+        """Return every record of a kind, oldest first."""
         found = []
         paths = (self.state / "runs" / RUN).glob("metrics.jsonl*")
         for path in sorted(
             paths, key=lambda path: int(path.suffix[1:]) if path.suffix[1:].isdigit() else 0
         ):
             lines = path.read_text().splitlines()
-            found += [json.loads(line) for line in lines if '"kind": "step"' in line]
+            found += [json.loads(line) for line in lines if f'"kind": "{kind}"' in line]
         return found
 
 
@@ -307,10 +343,19 @@ def main() -> int:
     for line in ("link set lo up", "rule add pref 100 lookup local", "rule del pref 0"):
         subprocess.run(["ip", *line.split()], check=True)
     folder = Path(options.folder or tempfile.mkdtemp(prefix="soak-"))
+    scripts = ("trainer", "plain") if options.script == "both" else (options.script,)
+    bad = [script for script in scripts if not soak_with(script, folder / script, options)]
+    if not options.folder and not bad:
+        shutil.rmtree(folder)
+    return 1 if bad else 0
+
+
+def soak_with(script: str, folder: Path, options: argparse.Namespace) -> bool:
+    """Let one script train, and return whether all was well."""
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["ISTHMUS_HOME"] = str(folder / "home")
-    deployment = Deployment(folder)
-    print(f"seed {options.seed}, {folder}", flush=True)
+    print(f"{options.regime}, {script}: seed {options.seed}, {folder}", flush=True)
+    deployment = Deployment(folder, options.regime, script, has_tls=options.tls)
     try:
         deployment.start()
         return soak(deployment, options)
@@ -318,8 +363,8 @@ def main() -> int:
         deployment.stop()
 
 
-def soak(deployment: Deployment, options: argparse.Namespace) -> int:
-    """Let things fail until the time is over; return the exit status."""
+def soak(deployment: Deployment, options: argparse.Namespace) -> bool:
+    """Let things fail until the time is over; return whether all was well."""
     rng = random.Random(options.seed)
 
     def has_begun() -> bool:
@@ -332,7 +377,7 @@ def soak(deployment: Deployment, options: argparse.Namespace) -> int:
     faults: list[Fault] = []
     samples: list[tuple[float, str, str, float]] = []
     deck: list[str] = []
-    next_s = begun_s + options.every / 2
+    next_s = begun_s + rng.uniform(*options.every)
     ends: list[tuple[float, str, str]] = []
     sampled_s = 0.0
     ended: list[int] = []
@@ -342,8 +387,8 @@ def soak(deployment: Deployment, options: argparse.Namespace) -> int:
         for each in [each for each in ends if each[0] <= now_s]:
             ends.remove(each)
             mend(deployment, *each[1:])
-        if now_s >= next_s and now_s < end_s - options.every / 2:
-            next_s += options.every
+        if now_s >= next_s and now_s < end_s - options.every[1]:
+            next_s += rng.uniform(*options.every)
             if not deck:
                 deck = list(options.kinds)
                 rng.shuffle(deck)
@@ -361,59 +406,152 @@ def soak(deployment: Deployment, options: argparse.Namespace) -> int:
     end_s = now_s
     for each in ends:
         mend(deployment, *each[1:])
-    num_records = len(deployment.records())
-    wait_for(
-        lambda: len(deployment.records()) > num_records,
-        "a step after the last fault",
-        look_s=LOOK_S,
+    is_back = wait_until_back(deployment)
+    run = Run(
+        deployment.records(),
+        deployment.records("entry"),
+        deployment.events(),
+        faults,
+        begun_s,
+        end_s,
     )
-    records = deployment.records()
     status = json.loads(deployment.isthmus("status", RUN, "--json").stdout)["data"]
-    events = json.loads(deployment.isthmus("events", RUN, "--json").stdout)["data"]
     deployment.isthmus("cancel", RUN)
-    good = tell(records, events["events"], faults, begun_s, end_s)
-    is_flat = tell_usage(samples, begun_s, end_s)
-    print(
-        f"state            {status['state']}; {status['totals']['verified_steps']} steps compared"
-    )
-    return 0 if good >= WANTED_GOODPUT and is_flat and status["state"] == "ACTIVE" else 1
+    verdicts = {
+        f"state {status['state']}, {status['totals']['verified_steps']} steps compared": (
+            status["state"] == "ACTIVE"
+        ),
+        "every site back": is_back,
+        **tell_faults(run),
+        **tell_returns(run),
+        "nothing has grown": tell_usage(samples, begun_s, end_s),
+    }
+    for what, is_good in verdicts.items():
+        print(f"{'ok' if is_good else 'MISSED':7} {what}", flush=True)
+    return all(verdicts.values())
 
 
-def tell(
-    records: list[dict[str, Any]],
-    events: list[dict[str, Any]],
-    faults: list[Fault],
-    begun_s: float,
-    end_s: float,
-) -> float:
-    """Print what each fault cost, and the goodput; return that."""
-    # Times are those at which the coordinator heard of it: while there is none, nobody hears.
-    told = [
-        (float(each["wall_s"]), int(each["step"]), float(each["values"]["step_s"]))
-        for each in records
-        if "step_s" in each["values"] and begun_s <= each["wall_s"] <= end_s
-    ]
-    steps = {step for _, step, _ in told}
-    usual_s = median(step_s for *_, step_s in told)
+def wait_until_back(deployment: Deployment) -> bool:
+    """Wait until every site takes part in a step after the last fault; return whether it was so."""
+
+    def is_back() -> bool:
+        deployment.keep_up()
+        events = deployment.events()
+        return not events or not out_at_end(events)
+
+    try:
+        wait_for(is_back, "every site to be back", BACK_S, look_s=2.0)
+    except AssertionError:
+        return False
+    return bool(deployment.events())
+
+
+def out_at_end(events: list[dict[str, Any]]) -> set[str]:
+    """Return the sites whose latest loss no return has followed."""
+    out = set()
+    for each in events:
+        if each["kind"] == "site.lost":
+            out.add(each["site"])
+        elif each["kind"] == "site.returned":
+            out.discard(each["site"])
+    return out
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What is known of a run that is over."""
+
+    records: list[dict[str, Any]]
+    """One for each step of each site. Times are those at which the coordinator heard of it: while
+    there is none, nobody hears."""
+    entries: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    faults: list[Fault]
+    begun_s: float
+    end_s: float
+
+    @property
+    def steps(self) -> list[tuple[float, str, int, float]]:
+        """Return end, site, number and length of each step that was measured."""
+        return [
+            (float(each["wall_s"]), each["site"], int(each["step"]), each["values"]["step_s"])
+            for each in self.records
+            if "step_s" in each["values"] and each["wall_s"] >= self.begun_s
+        ]
+
+    @property
+    def usual_s(self) -> float:
+        """The median step."""
+        return median(step_s for *_, step_s in self.steps)
+
+
+def tell_faults(run: Run) -> dict[str, bool]:
+    """Print what each fault cost; return what is to hold, and whether it does."""
+    steps = [each for each in run.steps if each[0] <= run.end_s]
     print(f"{'at':>7} {'what':14} {'site':4} {'longest step, s':>16}   what became of sites")
-    ends = [*(each.at_s for each in faults[1:]), end_s]
-    for fault, until_s in zip(faults, ends, strict=True):
-        longest_s = max((it for at, _, it in told if fault.at_s <= at < until_s), default=math.nan)
+    ends = [*(each.at_s for each in run.faults[1:]), run.end_s]
+    for fault, until_s in zip(run.faults, ends, strict=True):
+        longest_s = max((it for at, *_, it in steps if fault.at_s <= at < until_s), default=0.0)
         became = [
             f"{each['site']} {each['kind'].removeprefix('site.')} {each['wall_s'] - fault.at_s:.1f}"
-            for each in events
+            for each in run.events
             if each["kind"] in ("site.lost", "site.returned")
             and fault.at_s <= each["wall_s"] < until_s
         ]
-        at = f"{fault.at_s - begun_s:7.0f} {fault.kind:14} {fault.site:4}"
+        at = f"{fault.at_s - run.begun_s:7.0f} {fault.kind:14} {fault.site:4}"
         print(f"{at} {longest_s:16.2f}   {', '.join(became)}")
-    wall_s = end_s - begun_s
-    good = len(steps) * usual_s / wall_s
-    missing = max(steps) - min(steps) + 1 - len(steps)
-    print(f"steps            {len(steps)} in {wall_s:.0f} s, {missing} missing")
-    print(f"a step           {1e3 * usual_s:.1f} ms, the median")
-    print(f"goodput          {good:.1%}")
-    return good
+    numbers = {step for _, _, step, _ in steps}
+    wall_s = run.end_s - run.begun_s
+    good = len(numbers) * run.usual_s / wall_s
+    missing = max(numbers) - min(numbers) + 1 - len(numbers)
+    print(f"a step           {1e3 * run.usual_s:.1f} ms, the median")
+    return {
+        f"{len(numbers)} steps in {wall_s:.0f} s, {missing} lost": missing == 0,
+        f"goodput {good:.1%}, want {WANTED_GOODPUT:.0%}": good >= WANTED_GOODPUT,
+    }
+
+
+def tell_returns(run: Run) -> dict[str, bool]:
+    """Print how long each return has held the others up; return what is to hold.
+
+    Counted from when the site begins to catch up until a second after it takes part. Steps in which
+    something failed are the fault's.
+    """
+    print(f"{'at':>7} {'back':4} {'after, s':>9} {'state, s':>9} {'held up, s':>10} {'bar, s':>7}")
+    lost_s: dict[str, float] = {}
+    entering_s: dict[str, float] = {}
+    held_up = 0
+    for each in run.events:
+        site, at_s = each["site"], each["wall_s"]
+        if each["kind"] == "site.lost":
+            lost_s.setdefault(site, at_s)
+        elif each["kind"] == "epoch.entering":
+            entering_s.setdefault(site, at_s)
+        elif each["kind"] == "site.returned" and site in lost_s:
+            since_s = entering_s.pop(site, at_s)
+            fetched_s = [
+                one["values"]["fetch_s"]
+                for one in run.entries
+                if one["site"] == site and since_s <= one["wall_s"] <= at_s
+            ]
+            bar_s = HELD_UP_STEPS * run.usual_s + HELD_UP_SHARE * sum(fetched_s[-1:])
+            longest_s = max(
+                (
+                    step_s - run.usual_s
+                    for end_s, other, _, step_s in run.steps
+                    if other != site
+                    and since_s <= end_s <= at_s + 1.0 + step_s
+                    and not any(end_s - step_s - 0.5 <= fault.at_s <= end_s for fault in run.faults)
+                ),
+                default=0.0,
+            )
+            held_up += longest_s > bar_s
+            after_s = at_s - lost_s.pop(site)
+            print(
+                f"{at_s - run.begun_s:7.0f} {site:4} {after_s:9.1f} {sum(fetched_s[-1:]):9.2f} "
+                f"{longest_s:10.3f} {bar_s:7.3f}{'  MISSED' if longest_s > bar_s else ''}"
+            )
+    return {f"{held_up} returns have held the others up for longer than the bar": not held_up}
 
 
 def tell_usage(samples: list[tuple[float, str, str, float]], begun_s: float, end_s: float) -> bool:
@@ -444,10 +582,18 @@ def tell_usage(samples: list[tuple[float, str, str, float]], begun_s: float, end
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--every", type=float, default=60.0, help="seconds from fault to fault")
+    parser.add_argument("--regime", choices=REGIMES, default="sync")
+    parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--script", choices=("trainer", "plain", "both"), default="both")
+    parser.add_argument("--minutes", type=float, default=12.0, help="with each script")
+    parser.add_argument(
+        "--every",
+        type=lambda text: tuple(map(float, text.split("-"))),
+        default=(15.0, 40.0),
+        help="seconds from fault to fault",
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kinds", type=lambda text: text.split(","), default=KINDS)
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=KILLED)
     parser.add_argument("--folder", help="keep what is written here; else a temporary folder")
     options = parser.parse_args()
     if unknown := set(options.kinds) - set(KINDS):

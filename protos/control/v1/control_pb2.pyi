@@ -1056,10 +1056,13 @@ class Stall(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     ABSENT_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
+    BEHIND_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     generation: builtins.int
     waiting: builtins.bool
     """other ranks of the site have submitted buckets, and wait"""
+    behind: builtins.bool
+    """the site catches up, and results wait for its ranks"""
     @property
     def absent(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AbsentRank]: ...
     def __init__(
@@ -1069,8 +1072,9 @@ class Stall(google.protobuf.message.Message):
         generation: builtins.int = ...,
         absent: collections.abc.Iterable[global___AbsentRank] | None = ...,
         waiting: builtins.bool = ...,
+        behind: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["absent", b"absent", "generation", b"generation", "run_id", b"run_id", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["absent", b"absent", "behind", b"behind", "generation", b"generation", "run_id", b"run_id", "waiting", b"waiting"]) -> None: ...
 
 global___Stall = Stall
 

@@ -11,6 +11,7 @@ Pure: times are arguments, of one monotonic clock. Callers hold a lock.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Iterable
@@ -33,6 +34,8 @@ class StalledRanks:
     """Ranks with no open bucket, or whose bucket has not reached the gateway."""
     waiting: tuple[int, ...]
     """Ranks with an open bucket; they may be absent, too."""
+    is_behind: bool = False
+    """The site catches up, and others have made the rounds by now that absent ranks have not."""
 
 
 @dataclass(slots=True)
@@ -57,6 +60,11 @@ class StallWatch:
         self._standstills = Standstills(now_s, lease_s)
         self._rounds_s: deque[float] = deque(maxlen=_ROUNDS)
         self._reported = StalledRanks((), ())
+
+    def begin_anew(self, now_s: float) -> None:
+        """Count from now on: until now no rank could move."""
+        for each in self._ranks.values():
+            each.moved_s = now_s
 
     def handed(self, rank: int, round_: int, now_s: float) -> None:
         """A rank's script has submitted a bucket."""
@@ -106,18 +114,24 @@ class StallWatch:
         """Return the latest round that a rank has begun; -1 before the first."""
         return self._ranks[rank].round
 
-    def look(self, now_s: float, longest_s: float) -> StalledRanks | None:
+    def look(
+        self, now_s: float, longest_s: float, results_wait_s: float = math.inf
+    ) -> StalledRanks | None:
         """Return the late ranks; None: unchanged since the previous call.
 
-        `longest_s`: latest time at which the caller meant to call again.
+        Args:
+            now_s: the time.
+            longest_s: latest time at which the caller meant to call again.
+            results_wait_s: how long a rank may be late while the others' results wait for it;
+                infinity: none wait.
         """
         if self._standstills.look(now_s, longest_s):
-            for each in self._ranks.values():
-                each.moved_s = now_s
+            self.begin_anew(now_s)
         late = {
             rank: each
             for rank, each in self._ranks.items()
-            if now_s - each.moved_s > self.limit_s and each.round >= 0
+            if now_s - each.moved_s > self.limit_s
+            and (each.round >= 0 or results_wait_s < math.inf)
         }
         stalled = StalledRanks(
             tuple(
@@ -126,6 +140,7 @@ class StallWatch:
                 if each.num_open == 0 or each.num_posted < each.num_open
             ),
             tuple(rank for rank, each in late.items() if each.num_open > 0),
+            any(now_s - each.moved_s > results_wait_s for each in late.values()),
         )
         is_new = stalled != self._reported
         self._reported = stalled

@@ -188,6 +188,10 @@ class Executor:
         self._following = Following(config.peer_lost_s)
         self._newest = -1
         """Latest round of which a frame came before a rank had posted it; -1: none."""
+        self._newest_s = math.inf
+        """When that frame came."""
+        self._longest_round_s = 0.0
+        """Longest time between two such rounds of the others."""
         self._awaited_since_s = math.inf
         """Since when the others may be waiting for this site to rejoin (monotonic)."""
         self._ahead_bytes = follow_bytes()
@@ -240,6 +244,16 @@ class Executor:
     def round(self) -> int:
         """The latest round that a local rank has posted; -1 before the first."""
         return self._history.current
+
+    @property
+    def results_wait_s(self) -> float:
+        """How long ranks that catch up may leave results waiting; infinity: none wait.
+
+        Twice as long as the others have taken for a round, an evaluation in it included.
+        """
+        with self._condition:
+            is_behind = self._epochs.follows(self.round + 1) and self._newest > self.round
+            return 2 * self._longest_round_s if is_behind else math.inf
 
     def needs(self, site: int) -> bool:
         """Whether the plan of a current or later round needs the link to a site."""
@@ -437,7 +451,7 @@ class Executor:
         if not self._epochs.follows(round_):
             self._awaited_since_s = math.inf
             return None
-        longest_s = 2 * self._following.longest_wait_s
+        longest_s = 2 * self._following.wait_s
         if now_s - self._awaited_since_s > longest_s:
             why = f"this site takes part again, and the others have waited for {longest_s:g} s"
             raise PeerLostError(why, self._config.site)
@@ -692,7 +706,9 @@ class Executor:
         key = frame.key.round, frame.key.bucket
         bucket = self._open.get(key)
         if bucket is None:
-            self._newest = max(self._newest, frame.key.round)
+            if frame.key.round > self._newest:
+                self._longest_round_s = max(self._longest_round_s, now_s - self._newest_s)
+                self._newest, self._newest_s = frame.key.round, now_s
             expected = self._expected.setdefault(key, Expected(key))
             self._note_arrival(expected.arrivals, sender, frame, now_s)
             expected.frames.append((sender, frame))

@@ -45,6 +45,9 @@ _ANSWER_S: Final = 60.0
 """Timeout of a request, which is then repeated."""
 _AGAIN_S: Final = 0.05
 _AGAIN_MAX_S: Final = 1.0
+_LATER: Final = 1.2
+"""Each wait for the index is so much longer than the one before: a state that is written is asked
+for after a sixth of the time that writing took. What others do meanwhile has to be made up for."""
 _TURN_S: Final = 0.5
 """Wait before asking a donor again that said it is not this site's turn."""
 _DAMAGED_MAX: Final = 3
@@ -269,7 +272,7 @@ class StateFetch:
                     done_bytes[donor.name] = answer.done_bytes
                     self._note_come(0)
             self._ended.wait(again_s)
-            again_s = min(2 * again_s, _AGAIN_MAX_S)
+            again_s = min(_LATER * again_s, _AGAIN_MAX_S)
         why = "; ".join(f"{name}: {each}" for name, each in said.items())
         raise PeerLostError(
             f"no state of epoch {self._epoch} could be had: {why or 'there is no other site'}"

@@ -172,8 +172,6 @@ class Checkpointing:
         self._entry = entry = EntryState(
             state, objects, self._data.state_for_rejoining, lists, reports
         )
-        if self._context.rank == 0:
-            self._records.record(metrics.STATE, steps.num_steps, {})
         if settings is not None:
             self._checkpoints = self._make_checkpoints(settings, state, objects, exchange)
         checkpoints = self._checkpoints
@@ -181,6 +179,8 @@ class Checkpointing:
             entry, self._make_common, checkpoints.let_enter if checkpoints else lambda: None
         )
         self._watch_saved(entry, watched)
+        if self._context.rank == 0:
+            self._records.record(metrics.STATE, steps.num_steps, {})
         self._go_on(entry)
         self._attachment.gradient_averages.before_gradients = self._before_gradients
         self._averaging.pipeline.take_epoch = self._rejoining.take_epoch

@@ -381,7 +381,7 @@ class Sampler:
         return frozenset(site for site, each in self._all_absences() if each.is_gone(step))
 
     def _all_absences(self) -> Iterator[tuple[int, _Absence]]:
-        return ((site, each) for site, found in self._absences.items() for each in found)
+        return ((site, each) for site in sorted(self._absences) for each in self._absences[site])
 
     def _after_used(self) -> DataPositions:
         """Return the positions as they were handed out up to the latest step that has ended."""

@@ -94,8 +94,11 @@ class MissingSites:
             self._absent.update(absent)
 
     def absent_before(self) -> list[tuple[int, int]]:
-        """Return what `begin_amid` takes, for who begins with the next step."""
-        return [(site, since - self._num_steps) for site, since in self.absent().items()]
+        """Return what `begin_amid` takes, for who begins with the next step: the same at all sites.
+
+        Whatever the order in which they have heard of it.
+        """
+        return [(site, since - self._num_steps) for site, since in sorted(self.absent().items())]
 
     def rejoin(self, site: int) -> None:
         """Note that a site takes part again from the next step on, and from `begin_round`."""
