@@ -20,6 +20,11 @@ from isthmus.sites.worker.api.records import Records
 from isthmus.sites.worker.checks.arguments import check_optimizer, check_tensors, check_training
 from isthmus.sites.worker.checks.crossing_check import CrossingCheck, places_of
 from isthmus.sites.worker.checks.forward_watch import ForwardWatch
+from isthmus.sites.worker.checks.refusals import (
+    SCALER_ON_AVERAGES,
+    refuse_scaler,
+    scaler_refusal,
+)
 from isthmus.sites.worker.checks.step_watch import StepWatch
 from isthmus.sites.worker.exchange.bucket_order import Cut, agree_on_cut
 from isthmus.sites.worker.exchange.collectives import Collectives, device_name
@@ -189,7 +194,9 @@ class Attachment:
         self._begin([optimizer])
         if not self._members.awaits_state:
             hook.equalise()
-        self._now.undo.append(optimizer.register_step_pre_hook(hook.before_step).remove)
+        now = self._now
+        now.undo.append(optimizer.register_step_pre_hook(hook.before_step).remove)
+        now.undo.append(refuse_scaler([optimizer], SCALER_ON_AVERAGES))
         self._steps.count(optimizer, lambda: hashes_of(hook.parameters()), hook.take_rounds)
 
     def all_reduce(self, tensors: Sequence[torch.Tensor], tokens: float, *, exact: bool) -> None:
@@ -399,8 +406,6 @@ class Attachment:
         if not self._members.awaits_state:
             agreement.agree(averaging.pipeline, context.device)
             agreement.state.equalise(averaging.initial_state())
-        for optimizer in now.optimizers:
-            now.undo.append(optimizer.register_step_pre_hook(hook.finish).remove)
         self._watch_steps(hook, hook.own.items())
         optimizers = now.optimizers
 
@@ -463,17 +468,18 @@ class Attachment:
     ) -> RegimeLoop:
         """Have averages cross as the regime says."""
         loop: RegimeLoop
+        optimizers, kind = self._now.optimizers, self._regime.kind
+        self._now.undo.append(refuse_scaler(optimizers, scaler_refusal(kind)))
         if self._regime.is_local:
             from isthmus.sites.worker.regimes.local_steps import LocalSteps
             from isthmus.sites.worker.regimes.streaming import Streaming
 
             self._averaging.missing_sites.delay_steps = self._regime.delay
-            kind = Streaming if self._regime.kind == "streaming" else LocalSteps
-            loop = kind(
+            loop = (Streaming if kind == "streaming" else LocalSteps)(
                 hook,
                 buckets,
                 models,
-                self._now.optimizers,
+                optimizers,
                 self._regime,
                 num_sites=self._num_sites,
                 counts=self._counts,
@@ -487,10 +493,10 @@ class Attachment:
                 hook,
                 buckets,
                 models,
-                self._now.optimizers,
+                optimizers,
                 looks=self._regime.look,
                 counts=self._counts,
-                before_forward=self._copy_state,
+                copy_state=self._copy_state,
             )
         self._steps.before_end, self._steps.after_end = loop.before_end, loop.after_end
         return loop
@@ -517,6 +523,7 @@ class Attachment:
     def _watch_steps(self, hook: GradientHook, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Refuse steps without rounds, and rounds without steps, unless nothing has to cross."""
         now, optimizers = self._now, self._now.optimizers
+        now.undo += [each.register_step_pre_hook(hook.finish).remove for each in optimizers]
         now.step_watch = watch = StepWatch(named, optimizers, is_due=self._is_due)
         hook.after_round = watch.note_round
         now.crossing = crossing = CrossingCheck(

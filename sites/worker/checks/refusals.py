@@ -5,15 +5,21 @@ Checks that cost nothing: they read what torch holds.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import WeakKeyDictionary
+
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from isthmus.protos.errors import ScriptError
-from isthmus.sites.worker.checks.torch_calls import calls, in_backward
+from isthmus.sites.worker.checks.torch_calls import in_backward
 
-_SCALER_STEP = torch.amp.GradScaler.step.__code__
 _INSTEAD = "let torch.nn.parallel.DistributedDataParallel or fully_shard wrap the model"
 _WRAPPERS = {
     "DataParallel": "computes on several devices in one process: start one a device, and "
@@ -24,6 +30,8 @@ _WRAPPERS = {
     "PipelineEngine": "reduces gradients and steps by itself: see Pipelines in docs/integration.md",
 }
 """Wrappers of models that cannot be attached, by the names of their classes."""
+_refusing: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
+"""Why a `GradScaler` is refused, by optimizer."""
 
 
 def check_wrapper(model: nn.Module) -> None:
@@ -72,28 +80,51 @@ def check_replica(model: DistributedDataParallel) -> None:
         model.register_forward_hook(FirstPassCheck(model))
 
 
-def scaler_steps() -> bool:
-    """Whether a `GradScaler` that scales is calling `optimizer.step`."""
-    return any(
-        call.f_code is _SCALER_STEP and call.f_locals["self"].is_enabled() for call in calls()
+def refuse_scaler(optimizers: Iterable[Optimizer], why: str) -> Callable[[], None]:
+    """Refuse a `GradScaler` that scales for these, when it unscales or steps.
+
+    torch calls no hook where it leaves the step out, or finds no gradient. Returns what ends that.
+    """
+    if not hasattr(GradScaler.step, "__wrapped__"):
+        for name in ("unscale_", "step"):
+            setattr(GradScaler, name, _checked(getattr(GradScaler, name)))
+    refused = [*optimizers]
+    _refusing.update(dict.fromkeys(refused, why))
+
+    def end() -> None:
+        for each in refused:
+            _refusing.pop(each, None)
+
+    return end
+
+
+def _checked(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        why = _refusing.get(optimizer)
+        if why is not None and scaler.is_enabled():
+            raise ScriptError(why)
+        return method(scaler, optimizer, *args, **kwargs)
+
+    return call
+
+
+def scaler_refusal(regime: str) -> str:
+    """Return why a regime other than sync refuses a `GradScaler`."""
+    return (
+        f"regime {regime}: a GradScaler leaves out steps at one site and not at another, and divides "
+        "by its present scale what may have an older one: train in bf16 without a scaler, or say "
+        "`regime: sync`"
     )
 
 
-def check_no_scaler() -> None:
-    """Refuse a `GradScaler` that calls `optimizer.step`: that is not called at all where it skips.
-
-    It looks for infinities in this rank's own gradients, before they are averaged within the step.
-
-    Raises:
-        ScriptError: and what to do.
-    """
-    if scaler_steps():
-        raise ScriptError(
-            "a GradScaler decides by this rank's own gradients whether optimizer.step() runs, "
-            "within which site.average_gradients averages them: an infinity at one rank would "
-            "have the others wait. Leave average_gradients out, and average the gradients by "
-            "site.all_reduce before scaler.step(optimizer); or use site.attach"
-        )
+SCALER_ON_AVERAGES = (
+    "a GradScaler decides by this rank's own gradients whether optimizer.step() runs, within which "
+    "site.average_gradients averages them: an infinity at one rank would have the others wait. "
+    "Leave average_gradients out, and average the gradients by site.all_reduce before "
+    "scaler.step(optimizer); or use site.attach"
+)
+"""Why `site.average_gradients` refuses a `GradScaler`."""
 
 
 def check_in_backward() -> None:

@@ -54,3 +54,9 @@ class AgreedHook(GradientHook):
     @abstractmethod
     def shard_in(self, tensors: Sequence[torch.Tensor]) -> str | None:
         """Return the parameter of which one of these is a shard, or of whose gradient."""
+
+    def forget_gathered(self) -> None:
+        """Have the next forward pass read parameters anew: copies of them are old."""
+
+    def gather_after_changes(self) -> None:
+        """Have a backward pass read parameters once they have been changed on this stream."""

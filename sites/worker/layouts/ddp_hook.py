@@ -122,7 +122,10 @@ class DdpHook(GradientHook):
             self._undo.append(self._zeroed.close)
         for model in models:
             named = [(names[each], each) for each in model.module.parameters()]
-            self._undo.append(model.register_forward_pre_hook(KindCheck(named)).remove)
+            self._undo += [
+                model.register_forward_pre_hook(KindCheck(named)).remove,
+                model.register_forward_pre_hook(self.check_unbroken).remove,
+            ]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -131,6 +134,9 @@ class DdpHook(GradientHook):
             for each in self._models:
                 stack.enter_context(each.no_sync())
             yield
+
+    def _is_amid_round(self) -> bool:
+        return self._is_backward or not all(map(_is_reduced, self._models))
 
     def _take_buckets(self, model: DistributedDataParallel, take: TakeBucket) -> None:
         """Have DDP hand a model's buckets to `take`."""
@@ -165,3 +171,12 @@ class DdpHook(GradientHook):
             self._used.give_averaged_after_ddp(is_catching_up=finished.is_catching_up)
         if self.after_gradients is not None:  # once DDP has given parameters their gradients
             torch.autograd.Variable._execution_engine.queue_callback(self.after_gradients)
+
+
+def _is_reduced(model: DistributedDataParallel) -> bool:
+    """Whether DDP expects no gradient any more; else it would fail in the next forward pass."""
+    try:
+        model.reducer._rebuild_buckets()  # as it would then
+    except RuntimeError:
+        return False
+    return True

@@ -8,7 +8,9 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from isthmus.protos.errors import ScriptError
+from isthmus.protos.errors import IsthmusError, ScriptError
+from isthmus.protos.failure import reason_of
+from isthmus.sites.worker.checks.backward_passes import watch_backward
 from isthmus.sites.worker.checks.torch_calls import calls
 from isthmus.sites.worker.exchange.rounds import Round
 from isthmus.sites.worker.exchange.step_records import TokenCount
@@ -34,7 +36,9 @@ class GradientHook:
         """Called at the end of each backward pass that has synchronised."""
         self.after_gradients: Callable[[], None] | None = None
         """Called after that, once the averages are in `p.grad`; None: nobody has to know."""
-        self._undo: list[Callable[[], None]] = []
+        self._broken_by: Exception | None = None
+        """What broke off a backward pass amid a round."""
+        self._undo: list[Callable[[], None]] = [watch_backward(self)]
         """Take what was hooked in off again."""
 
     @property
@@ -49,7 +53,40 @@ class GradientHook:
         self._undo.clear()
 
     def finish(self, *_: object) -> None:
-        """End a round that is still open: what an optimizer calls before each step."""
+        """End a round that is still open: what an optimizer calls before each step.
+
+        Raises:
+            ScriptError: as `check_unbroken`.
+        """
+        self.check_unbroken()
+
+    def check_unbroken(self, *_: object) -> None:
+        """Refuse to go on after a pass that was broken off: what models call before each pass.
+
+        Raises:
+            ScriptError: and what to do.
+        """
+        if self._broken_by is None:
+            return
+        raise ScriptError(
+            "a backward pass was broken off while its gradients crossed, and the script went on; "
+            f"the other ranks still wait for the rest of them. It was {reason_of(self._broken_by)}. "
+            "One rank cannot leave out a step whose backward pass has begun: have it fit (smaller "
+            "micro-batches under site.no_sync, activation checkpointing), or let the error end "
+            "the script"
+        ) from self._broken_by
+
+    def begin_backward(self) -> None:
+        """Do nothing: `PassWatcher`."""
+
+    def end_backward(self, error: Exception | None) -> None:
+        """Note what has broken a pass off amid a round: `PassWatcher`."""
+        if error is not None and not isinstance(error, IsthmusError) and self._is_amid_round():
+            self._broken_by = error
+
+    def _is_amid_round(self) -> bool:
+        """Whether a backward pass that has just ended has left a round unfinished."""
+        return False
 
     def gradients(self) -> list[torch.Tensor]:
         """Return what this rank holds of each gradient of the latest round: views."""

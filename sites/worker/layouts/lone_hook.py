@@ -52,8 +52,10 @@ class LoneHook(ShardHook):
         """Refuse a round that is still open: what an optimizer calls before each step.
 
         Raises:
-            ScriptError: a nested backward pass began it, and the outer one had no gradient.
+            ScriptError: a nested backward pass began it, and the outer one had no gradient; or as
+                `check_unbroken`.
         """
+        self.check_unbroken()
         if self._is_open:
             raise ScriptError(
                 "the last gradient came from a backward pass inside another one, as of reentrant "

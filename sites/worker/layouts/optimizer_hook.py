@@ -9,7 +9,6 @@ import torch
 
 from isthmus.protos.errors import NotAttachedError
 from isthmus.sites.worker.checks.arguments import why_not_averaged
-from isthmus.sites.worker.checks.refusals import check_no_scaler
 from isthmus.sites.worker.checks.torch_calls import has_closure
 from isthmus.sites.worker.exchange.step_records import TokenCount
 from isthmus.sites.worker.exchange.tensor_average import TensorAverage
@@ -92,7 +91,6 @@ class OptimizerHook(GradientHook):
                 "site.average_gradients: optimizer.step was called with a closure, which computes "
                 "gradients that would not be averaged: compute them before optimizer.step()"
             )
-        check_no_scaler()
         self._check_new()
         trained = [(name, each) for name, each in self.parameters() if each.requires_grad]
         grads = [_gradient(name, each) for name, each in trained]

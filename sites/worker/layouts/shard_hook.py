@@ -112,6 +112,10 @@ class ShardHook(AgreedHook):
     def _hook_in(self, models: Sequence[nn.Module]) -> None:
         """Have this rank's parameters tell of their gradients, and weigh ranks by tokens."""
         self._undo.append(tell_reduced(models, self._note_reduced))
+        self._undo += [
+            each.register_forward_pre_hook(self.check_unbroken, prepend=True).remove
+            for each in models
+        ]
         for name, parameter in self._trained.items():
             handle = parameter.register_post_accumulate_grad_hook(self._collector(name))  # type: ignore[no-untyped-call]
             self._undo.append(handle.remove)
@@ -129,8 +133,12 @@ class ShardHook(AgreedHook):
 
     def finish(self, *_: object) -> None:
         """End a round that is still open: what an optimizer calls before each step."""
+        super().finish()
         if self._is_open:
             self._end_backward()
+
+    def _is_amid_round(self) -> bool:
+        return self._is_open or awaits_callback(self._states)
 
     def shard_in(self, tensors: Sequence[torch.Tensor]) -> str | None:
         """Return the parameter of which one of these is a shard, or of whose gradient."""
@@ -144,6 +152,21 @@ class ShardHook(AgreedHook):
                 ):
                     return name
         return None
+
+    def forget_gathered(self) -> None:
+        """Drop whole parameters that a forward pass has left gathered: `AgreedHook`."""
+        for each in sharded_modules(self._models):
+            each.reshard()
+
+    def gather_after_changes(self) -> None:
+        """Have gathers wait for what this stream has written into shards: `AgreedHook`.
+
+        fully_shard does so in a forward pass only, for it knows of no changes before the backward
+        pass.
+        """
+        for each in self._states:
+            gathers = each._comm_ctx.all_gather_copy_in_stream
+            gathers.wait_stream(each._device_handle.current_stream())
 
     def _check(self, name: str, parameter: torch.Tensor) -> None:
         """Refuse a parameter whose gradient would not be there when its hook is called.

@@ -9,10 +9,12 @@ optimizer's step k + 1, whatever the model's layout:
     the script        clips, calls optimizer.step(): by the gradient of step k
     step's end        send the site's own mean gradient: round k + 1
 
-The next gradient would then be computed at parameters that lack the one under way. So the forward
-pass computes at a guess: where the optimizer would arrive by the site's own gradient
-(look_ahead.py). Only between the forward pass and the end of the backward pass do parameters hold
-that guess. Whatever a script does otherwise with parameters, it sees what all sites have alike.
+The next gradient would then be computed at parameters that lack the one under way. So passes
+compute at a guess: where the optimizer would arrive by the site's own gradient (look_ahead.py).
+Parameters hold it inside a forward pass with gradients, and inside a backward pass, and nowhere
+else. Whatever a script does with them before, between and after, it sees what all sites have alike.
+The guess is made in the first such pass, from what parameters and the optimizer's settings are by
+then. One that is changed after that is computed at as it is, until the next step.
 
 The first step has nothing to apply; gradients are None there. The last gradient is never applied.
 """
@@ -20,7 +22,7 @@ The first step has nothing to apply; gradients are None there. The last gradient
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -29,7 +31,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from isthmus.protos.errors import ScriptError
-from isthmus.sites.worker.checks.refusals import scaler_steps
+from isthmus.sites.worker.checks.backward_passes import watch_backward
 from isthmus.sites.worker.exchange.rounds import Round
 from isthmus.sites.worker.exchange.sharding import laid_out_as, local_of
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
@@ -59,7 +61,7 @@ class Delayed:
         *,
         looks: bool,
         counts: Callable[[], bool],
-        before_forward: Callable[[], None],
+        copy_state: Callable[[], None],
     ) -> None:
         """Take over what `hook` leaves in `p.grad`.
 
@@ -70,7 +72,7 @@ class Delayed:
             optimizers: of their parameters, in the order in which they step.
             looks: compute gradients at a guess; else at the parameters.
             counts: whether this site takes part now; else it only gets results.
-            before_forward: called before a forward pass changes parameters.
+            copy_state: called before a backward pass changes parameters.
 
         Raises:
             TypeError: nobody knows how to look ahead by one of the optimizers.
@@ -82,7 +84,7 @@ class Delayed:
         self._optimizers = optimizers
         self._looks = looks
         self._counts = counts
-        self._before_forward = before_forward
+        self._copy_state = copy_state
         self._trained = {
             name: each
             for name, each in hook.own.items()
@@ -93,8 +95,22 @@ class Delayed:
             name: torch.zeros_like(local_of(each)).view(-1) for name, each in self._trained.items()
         }
         """Until a round is sent, the site's gradient of the latest step. Then that of all sites."""
-        self._guesses: dict[str, torch.Tensor] = {}
-        """Where to compute the next gradients; while they are, the parameters."""
+        self._places: dict[str, torch.Tensor] = {}
+        """By which gradients to look ahead, then the guesses; in passes, what all sites have."""
+        self._aims: set[str] = set()
+        """Parameters whose guess is yet to be made."""
+        self._scale = 1.0
+        """By what the script's clipping multiplies these gradients."""
+        self._guesses: dict[str, tuple[int, int]] = {}
+        """Parameters whose guess is made, and their versions at that time."""
+        self._num_passes = 0
+        """Passes that go on, one inside another."""
+        self._guessing_pass = 0
+        """The one that has parameters hold the guess; 0: they do not."""
+        self._is_computed = False
+        """A forward pass has computed at the guess."""
+        self._is_gathered = False
+        """The latest forward pass did."""
         self._unused: set[str] = set()
         """Parameters of which the site had no gradient in the latest step."""
         self._tokens: float | None = None
@@ -105,29 +121,29 @@ class Delayed:
         """The round whose gradient is in `p.grad`, if it has been in one of this process."""
         self._restored: set[str] | None = None
         """The gradient of all sites came with the run's state, and is to be applied next."""
-        self._must_guess = False
-        """The guess is made in the next forward pass, by the gradient of all sites."""
-        self._is_guessing = False
-        """Parameters hold the guess."""
         self._is_away = False
-        """The script wants parameters to hold what all sites have, in all passes."""
+        """The script wants all passes to compute at what all sites have."""
         self._norm = 0.0
         """The 2-norm of a gradient that came with the run's state."""
         self.max_norm = math.inf
         """To which the script clips gradients, as far as it is known."""
         self._landed: list[Round] = []
         hook.after_gradients = self._exchange_gradients
-        guess = torch.compiler.disable(self._guess)  # type: ignore[no-untyped-call]
-        self._undo: list[Callable[[], None]] = [
-            each.register_forward_pre_hook(guess, prepend=True).remove for each in models
-        ]
-        self._undo += [each.register_step_pre_hook(self._before_step).remove for each in optimizers]
+        began: Callable[..., None] = torch.compiler.disable(self._begin_forward)  # type: ignore[no-untyped-call]
+        ended: Callable[..., None] = torch.compiler.disable(self._end_pass)  # type: ignore[no-untyped-call]
+        self._undo: list[Callable[[], None]] = []
+        for model in models if looks else ():
+            self._undo += [
+                model.register_forward_pre_hook(began, prepend=True).remove,
+                model.register_forward_hook(ended, always_call=True).remove,
+            ]
+        if looks:
+            self._undo.append(watch_backward(self))
 
     # ---------------------------------------------------------------- what others ask
 
     def finish(self) -> None:
-        """Have parameters hold what all sites have, and wait for what is under way."""
-        self._restore()
+        """Wait for what is under way."""
         self._wait_sent()
 
     def close(self) -> None:
@@ -139,17 +155,12 @@ class Delayed:
 
     @contextmanager
     def global_parameters(self) -> Iterator[None]:
-        """Have parameters hold what all sites have, also amid a step."""
-        was_guessing, was_away = self._is_guessing, self._is_away
-        self._restore()
-        self._is_away = True
+        """Have passes compute at what parameters hold, too: what all sites have."""
+        was_away, self._is_away = self._is_away, True
         try:
             yield
         finally:
             self._is_away = was_away
-            if was_guessing:
-                self._is_guessing = True
-                self._exchange(self._guesses)
 
     def norm(self) -> float:
         """Return the 2-norm of the gradient in `p.grad`; 0: there is none."""
@@ -173,7 +184,8 @@ class Delayed:
         del is_last  # there is nothing to send then
         self.after_end()
         self._wait_sent()
-        self._must_guess = self._sent is not None
+        if self._sent is not None:
+            self._aim(self._with_result(self._sent), self._sent.norm)
         return True
 
     def _wait_sent(self) -> None:
@@ -211,42 +223,55 @@ class Delayed:
         if not tensors:
             return
         self._norm, self.max_norm = tensors[_NORMS].tolist()
-        self._restored = {path.removeprefix(_GRADIENT) for path in tensors}
-        self._must_guess = True
+        self._restored = {path.removeprefix(_GRADIENT) for path in tensors} - {_NORMS}
+        self._aim(self._restored, self._norm)
 
     # ---------------------------------------------------------------- a step
 
-    def _guess(self, *_: object) -> None:
-        """Have a forward pass compute at the guess: what the models call before each."""
-        if self._is_guessing or self._is_away or not torch.is_grad_enabled():
+    def _begin_forward(self, *_: object) -> None:
+        """Have a forward pass compute at the guess, if it may be for gradients."""
+        self._begin_pass(computes=torch.is_grad_enabled())
+        if self._num_passes == 1 and self._is_gathered != bool(self._guessing_pass):
+            self._is_gathered = bool(self._guessing_pass)
+            self._hook.forget_gathered()
+        self._is_computed = self._is_computed or bool(self._guessing_pass)
+
+    def begin_backward(self) -> None:
+        """Have a backward pass compute at the guess, if forward passes have: `PassWatcher`."""
+        if self._is_computed and self._num_passes == 0:
+            self._copy_state()
+        self._begin_pass(computes=self._is_computed)
+        if self._guessing_pass:
+            self._hook.gather_after_changes()
+
+    def end_backward(self, _: Exception | None) -> None:
+        """Have parameters hold what all sites have: `PassWatcher`."""
+        self._end_pass()
+
+    def _begin_pass(self, *, computes: bool) -> None:
+        self._num_passes += 1
+        if not computes or self._guessing_pass or self._is_away:
             return
-        self._before_forward()
-        if self._must_guess:
-            self._must_guess = False
-            self._make_guesses(self._norm if self._sent is None else self._sent.norm)
+        self._make_guesses()
+        for name, version in [*self._guesses.items()]:
+            if _version(self._trained[name]) != version:
+                del self._guesses[name]
         if self._guesses:
-            self._is_guessing = True
-            self._exchange(self._guesses)
+            self._guessing_pass = self._num_passes
+            self._exchange()
 
-    def _before_step(self, *_: object) -> None:
-        """Have the optimizer step from what all sites have.
+    def _end_pass(self, *_: object) -> None:
+        """Have parameters hold what all sites have, as before the pass: also if that failed."""
+        if self._guessing_pass == self._num_passes:
+            self._guessing_pass = 0
+            self._exchange()
+        self._num_passes -= 1
 
-        Raises:
-            ScriptError: its gradient has a scale that is a step old.
-        """
-        if scaler_steps():
-            raise ScriptError(
-                "regime delayed: a GradScaler unscales by its present scale, and the gradient of "
-                "all sites has that of the step before: train in bf16 without a scaler, or say "
-                "`regime: sync`"
-            )
-        self._restore()
-
-    def _restore(self) -> None:
-        """Have parameters hold what all sites have alike, if they do not."""
-        if self._is_guessing:
-            self._is_guessing = False
-            self._exchange(self._guesses)
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        """Exchange parameters with their guesses. Autograd does not see it, nor do versions."""
+        for name in self._guesses:
+            _exchange(local_of(self._trained[name]).data, self._places[name])
 
     def after_end(self) -> None:
         """Send the site's gradient of this step, if there was one and it has not been sent."""
@@ -255,33 +280,46 @@ class Delayed:
             return
         is_clipped = self._looks and self.max_norm < math.inf
         squares = self._buckets.site_squares(self._gradients) if is_clipped else 0.0
-        self._make_guesses(math.sqrt(float(squares)))
+        self._aim(self._trained.keys() - self._unused, math.sqrt(float(squares)))
         self._sent = self._buckets.send(tokens, self._gradients, self._unused)
 
     @torch.no_grad()
-    def _make_guesses(self, norm: float) -> None:
-        """Look ahead by the latest gradient, the site's own or that of all sites, of this norm."""
-        if not self._looks:
-            return
-        scale = min(1.0, self.max_norm / (norm + 1e-6))
-        for optimizer, parameter, settings in settings_of(self._optimizers):
+    def _aim(self, names: Set[str], norm: float) -> None:
+        """Look ahead in the next pass by the gradients that there are now, of this norm.
+
+        Parameters that have none, which are not in `names`, stay where they are: an optimizer
+        leaves them out.
+        """
+        self._aims, self._guesses, self._is_computed = set(), {}, False
+        self._scale = min(1.0, self.max_norm / (norm + 1e-6))
+        for _, parameter, _ in settings_of(self._optimizers if self._looks else ()):
             name = self._names.get(id(parameter))
-            if name is None:
+            if name is not None and name in names:
+                value = local_of(parameter)
+                if name not in self._places:
+                    self._places[name] = torch.empty_like(value)
+                self._places[name].copy_(self._gradients[name].view(value.shape))
+                self._aims.add(name)
+
+    @torch.no_grad()
+    def _make_guesses(self) -> None:
+        """Make the guesses that are to be made, from what parameters are now."""
+        for optimizer, parameter, settings in settings_of(self._optimizers if self._aims else ()):
+            name = self._names.get(id(parameter))
+            if name is None or name not in self._aims:
                 continue
-            value = local_of(parameter)
-            if name not in self._guesses:
-                self._guesses[name] = torch.empty_like(value)
+            value, place = local_of(parameter), self._places[name]
             state = {
                 key: local_of(each) if isinstance(each, torch.Tensor) else each
                 for key, each in optimizer.state.get(parameter, {}).items()
             }
-            gradient = self._gradients[name].view(value.shape)
-            gradient = gradient if scale == 1.0 else gradient * scale
-            look_ahead(self._guesses[name], value, gradient, state, optimizer, settings)
+            gradient = place if self._scale == 1.0 else place * self._scale
+            look_ahead(place, value, gradient, state, optimizer, settings)
+            self._guesses[name] = _version(parameter)
+        self._aims = set()
 
     def _exchange_gradients(self) -> None:
         """Put the sites' gradient of the step before in the place of the site's own."""
-        self._restore()
         if self._tokens is not None:
             raise ScriptError(
                 "regime delayed: two backward passes have synchronised before one optimizer step: "
@@ -329,11 +367,10 @@ class Delayed:
         if self._tokens == 0.0:
             kept.zero_()  # Not a product: a loss over no tokens is often NaN.
 
-    @torch.no_grad()
-    def _exchange(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Exchange parameters with other values of theirs."""
-        for name, each in values.items():
-            _exchange(local_of(self._trained[name]), each)
+
+def _version(parameter: torch.Tensor) -> tuple[int, int]:
+    """Return how often a parameter was changed, as a whole and this rank's part by itself."""
+    return parameter._version, local_of(parameter)._version
 
 
 def _exchange(one: torch.Tensor, other: torch.Tensor) -> None:

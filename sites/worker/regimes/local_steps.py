@@ -26,7 +26,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from isthmus.protos.errors import ScriptError
-from isthmus.sites.worker.checks.refusals import scaler_steps
 from isthmus.sites.worker.exchange.rounds import Round
 from isthmus.sites.worker.exchange.sharding import laid_out_as, local_of
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
@@ -197,18 +196,12 @@ class LocalSteps:
         """Note what the first step begins with.
 
         Raises:
-            ScriptError: parameters are put back later, or a GradScaler may leave a step out at one
-                site, and at another not, or an optimizer steps after the last one.
+            ScriptError: parameters are put back later, or an optimizer steps after the last one.
         """
         if self._is_away:
             raise ScriptError(
                 "site.global_parameters: the optimizer steps inside it, and parameters are put "
                 "back at its end: step outside"
-            )
-        if scaler_steps():
-            raise ScriptError(
-                f"regime {self._regime.kind}: a GradScaler leaves out steps at one site and not at "
-                "another: train in bf16 without a scaler, or say `regime: sync`"
             )
         if self._is_over and len(self._optimizers) > 1:
             raise ScriptError(

@@ -54,9 +54,9 @@ def look_ahead(
     """Write where one step of the optimizer would bring a parameter.
 
     Args:
-        target: overwritten; of the shape and dtype of `value`.
+        target: overwritten; of the shape and dtype of `value`, and may be `gradient`.
         value: the parameter, of any shape; not modified.
-        gradient: the guess, of the same shape; not modified.
+        gradient: the guess, of the same shape; not modified, unless it is the target.
         state: the optimizer's of the parameter, of the same shape; empty before its first step.
         optimizer: one that `check_known` lets pass.
         settings: the optimizer's, of the parameter's group.
