@@ -378,6 +378,7 @@ class Attachment:
             models,
             data_ranks=None if data is None else tuple(data.mesh.flatten().tolist()),
             is_summed=is_summed,
+            regime=self._regime.kind,
         )
         self._attach_agreed(hook, models)
 
@@ -391,6 +392,7 @@ class Attachment:
             self.tokens,
             models,
             is_summed=is_summed,
+            regime=self._regime.kind,
         )
         self._attach_agreed(hook, models)
 

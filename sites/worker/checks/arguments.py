@@ -73,14 +73,20 @@ def why_not_averaged(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def check_not_complex(name: str, parameter: torch.Tensor) -> None:
+def check_not_complex(name: str, parameter: torch.Tensor, regime: str) -> None:
     """Raise TypeError for a complex parameter, of which shards are not averaged."""
     if parameter.is_complex():
+        how = "in shards" if regime == "sync" else f"under the regime {regime}"
         raise TypeError(
-            f"site.attach: parameter {name} is of {parameter.dtype}, which does not cross in "
-            "shards: hold it as real numbers (torch.view_as_real), or let all sites have "
-            "DistributedDataParallel"
+            f"site.attach: parameter {name} is of {parameter.dtype}, which does not cross {how}: "
+            "hold it as real numbers (torch.view_as_real), or "
+            f"{only_sync(regime)}let all sites have DistributedDataParallel"
         )
+
+
+def only_sync(regime: str) -> str:
+    """Return what comes before a way out that there is under the regime `sync` alone."""
+    return "" if regime == "sync" else "say `regime: sync` and "
 
 
 def check_training(models: Sequence[nn.Module], optimizers: Sequence[object]) -> None:

@@ -83,7 +83,12 @@ def _name_of(names: tuple[str, ...]) -> str:
 
 def layout_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
     """Return the crc32c of names, shapes and dtypes, in order."""
-    return layout_of_labels(f"{name} {tuple(each.shape)} {each.dtype}" for name, each in tensors)
+    return layout_of_labels(labels_of(tensors))
+
+
+def labels_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+    """Return names, shapes and dtypes, in order."""
+    return [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in tensors]
 
 
 def layout_of_labels(labels: Iterable[str]) -> int:

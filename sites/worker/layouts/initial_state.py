@@ -9,20 +9,28 @@ more.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from isthmus.protos.errors import LayoutMismatchError
 from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.sharding import whole_of, write_whole
 from isthmus.sites.worker.exchange.tensor_average import packed
-from isthmus.sites.worker.exchange.tensor_hashes import as_bytes, hashes_of, layout_of
+from isthmus.sites.worker.exchange.tensor_hashes import (
+    as_bytes,
+    hashes_of,
+    labels_of,
+    layout_of_labels,
+)
 
 BLOCK_NUMEL = 2 << 20
 """float32 numbers a bucket: 8 MiB of shared memory, 4 MiB of the model."""
 BLOCKS_IN_FLIGHT = 8
+_ANY_LAYOUT = layout_of_labels(["what models are compared by"])
 _GROUP_BYTES = 2 * BLOCK_NUMEL * BLOCKS_IN_FLIGHT
 
 
@@ -42,32 +50,73 @@ class InitialState:
         Tensors are of any dtype, and overwritten.
 
         Raises:
-            IsthmusError: the sites' tensors differ in names, shapes or dtypes, or the exchange
-                failed.
+            LayoutMismatchError: this rank's differ from the first one's in names, order, shapes or
+                dtypes.
+            IsthmusError: the exchange failed.
         """
-        layout = layout_of(named)
-        combined = hashes_of(named).combined.to_bytes(8, "little")
-        if self.all_sites_have(combined, layout):
+        labels = labels_of(named)
+        layout = layout_of_labels(labels)
+        values = hashes_of(named).combined.to_bytes(8, "little")
+        are_alike = self._compare([layout.to_bytes(8, "little"), values], _ANY_LAYOUT)
+        if not are_alike[0]:
+            self._check_labels(labels)
+        if all(are_alike):
             return False
         self._copy_from_first([tensor for _, tensor in named], layout)
         return True
 
     def all_sites_have(self, combined: bytes, layout: int) -> bool:
-        """Compare 8 bytes: first all hear the first site's, then whether anybody has others.
+        """Compare 8 bytes that all ranks of all sites have to have alike; say whether they do."""
+        return all(self._compare([combined], layout))
 
-        A site whose ranks differ says so: were each rank to decide by its own state alone, some
-        would go on to the next collective and others not.
+    def _compare(self, parts: Sequence[bytes], layout: int) -> list[bool]:
+        """Say which of these, of 8 bytes, all ranks of all sites have alike.
+
+        First all hear the first site's, then whether anybody has others. A site whose ranks differ
+        says so: were each rank to decide by its own state alone, some would go on to the next
+        collective and others not.
         """
-        data = torch.frombuffer(bytearray(combined), dtype=torch.uint8)
-        own = numbers_of(data)
+        data = [torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in parts]
+        own = torch.stack([*map(numbers_of, data)])
         first = own.clone().to(self.device)
         self._hear_first([first], layout)
-        is_equal = self._ranks_agree(data) and torch.equal(first.cpu(), own)
-        differs = torch.full(
-            (1,), 0.0 if is_equal else 1.0, dtype=torch.float32, device=self.device
+        are_equal = [*map(torch.equal, first.cpu(), own)]
+        agree = [*map(self._ranks_agree, data)]
+        differs = torch.tensor(
+            [float(not (one and other)) for one, other in zip(are_equal, agree, strict=True)],
+            dtype=torch.float32,
+            device=self.device,
         )
         self._average([differs], layout, 1.0)
-        return bool(differs.cpu() == 0)
+        return (differs.cpu() == 0).tolist()
+
+    def _check_labels(self, labels: Sequence[str]) -> None:
+        """Compare the names, shapes and dtypes of tensors, in order, with the first site's.
+
+        Raises:
+            LayoutMismatchError: they differ; names the first that does.
+        """
+        own = "\n".join(labels).encode()
+        size = numbers_of(torch.tensor([len(own)], dtype=torch.int64).view(torch.uint8))
+        size = size.to(self.device)
+        self._hear_first([size], _ANY_LAYOUT)
+        block = torch.zeros(8, dtype=torch.uint8)
+        _write_back(size.cpu(), [block])
+        told = torch.zeros(int(block.view(torch.int64)), dtype=torch.uint8)
+        if self.is_first:
+            told.copy_(torch.frombuffer(bytearray(own), dtype=torch.uint8))
+        numbers = numbers_of(told).to(self.device)
+        self._hear_first([numbers], _ANY_LAYOUT)
+        _write_back(numbers.cpu(), [told])
+        first = bytes(told.tolist()).decode().split("\n")
+        for place, (here, there) in enumerate(itertools.zip_longest(labels, first)):
+            if here != there:
+                raise LayoutMismatchError(
+                    f"tensor {place} is {here or 'not there'} at this rank, and "
+                    f"{there or 'not there'} at the first site's first rank: a model has to have "
+                    "the same parameters and buffers, registered in the same order, at all ranks "
+                    "of all sites"
+                )
 
     def _ranks_agree(self, data: torch.Tensor) -> bool:
         """Whether all ranks of the site have the same bytes. A collective of the site."""

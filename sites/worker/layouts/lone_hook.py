@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from isthmus.protos.errors import ScriptError
+from isthmus.sites.worker.checks.arguments import only_sync
 from isthmus.sites.worker.checks.parameter_kinds import KindCheck
 from isthmus.sites.worker.checks.torch_calls import call_of
 from isthmus.sites.worker.exchange.sharding import is_sharded, local_of
@@ -76,7 +77,7 @@ class LoneHook(ShardHook):
         if not local_of(parameter).is_contiguous():
             raise TypeError(
                 f"{where} is not contiguous, as it has to be where nothing wraps the model: call "
-                "contiguous(), or let DistributedDataParallel wrap it"
+                f"contiguous(), or {only_sync(self._regime)}let DistributedDataParallel wrap it"
             )
 
     # ---------------------------------------------------------------- a round

@@ -37,25 +37,34 @@ class ReplicaBesideShardsHook(DdpHook, AgreedHook):
         models: Sequence[DistributedDataParallel],
         *,
         is_summed: bool = False,
+        regime: str = "sync",
     ) -> None:
-        """Hook into the model; `agree` comes next.
+        """Hook into the model; `agree` comes next. `regime` is the job's.
 
         Raises:
             TypeError: there are several models, or a parameter is complex, or not in row-major
                 order.
         """
+        where = "beside shards" if regime == "sync" else f"under the regime {regime}"
+        or_sync = "" if regime == "sync" else ", or say `regime: sync`"
         if len(models) != 1:
-            raise TypeError("site.attach: beside shards, want one DistributedDataParallel")
+            raise TypeError(
+                f"site.attach: got {len(models)} models of DistributedDataParallel, and {where} "
+                "there can be one: let it wrap one module that has the others as its parts"
+                + or_sync
+            )
         module = models[0].module
         parameters = [*module.named_parameters()]
         names = {each: bare_name(name) for name, each in parameters}
         for each, name in names.items():
             if not each.is_contiguous():
                 raise TypeError(
-                    f"site.attach: parameter {name} is not contiguous, as it has to be beside "
-                    "shards"
+                    f"site.attach: parameter {name} is not in row-major order (channels_last, or "
+                    f"transposed), as it has to be {where}: call contiguous(), or "
+                    "to(memory_format=torch.contiguous_format), before the model is wrapped"
+                    + or_sync
                 )
-            check_not_complex(name, each)
+            check_not_complex(name, each, regime)
         super().__init__(pipeline, tokens, models, names, is_summed=is_summed)
         # Backward comes to them from the last to the first.
         named = [*reversed(parameters), *module.named_buffers()]

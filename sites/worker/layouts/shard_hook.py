@@ -54,17 +54,20 @@ class ShardHook(AgreedHook):
         *,
         data_ranks: Ranks | None = None,
         is_summed: bool = False,
+        regime: str = "sync",
     ) -> None:
         """Hook into the model; `agree` comes next.
 
         `data_ranks` are those of the site with data of their own, this one among them, whose tokens
         are counted; None: the most over which fully_shard reduces a gradient of this rank.
+        `regime` is the job's.
 
         Raises:
             TypeError: a parameter cannot be averaged.
         """
         super().__init__(tokens, is_summed=is_summed)
         self._pipeline = pipeline
+        self._regime = regime
         self._models = models
         self._states = states_of(models)
         self._mean = SiteMean(self._find_groups(models), data_ranks)
@@ -175,7 +178,7 @@ class ShardHook(AgreedHook):
             TypeError: and what to do.
         """
         where = f"site.attach: parameter {name}"
-        check_not_complex(name, parameter)
+        check_not_complex(name, parameter, self._regime)
         self._check_layout(where, parameter)
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise TypeError(

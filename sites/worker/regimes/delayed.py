@@ -322,8 +322,10 @@ class Delayed:
         """Put the sites' gradient of the step before in the place of the site's own."""
         if self._tokens is not None:
             raise ScriptError(
-                "regime delayed: two backward passes have synchronised before one optimizer step: "
-                "use no_sync in all but the last"
+                "regime delayed: two backward passes have synchronised, and no optimizer step lies "
+                "between them: use no_sync in all but the last of a step. A step cannot be left "
+                "out: before the backward pass of a bad batch call site.count_tokens(0), or say "
+                "`regime: sync`"
             )
         assert self._hook.latest is not None, "a round has just ended"
         self._tokens = self._hook.latest.tokens if self._counts() else 0.0
