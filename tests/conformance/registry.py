@@ -5,6 +5,7 @@ from tests.conformance.cases import (
     changes,
     checkpoints,
     data,
+    delayed,
     lone,
     loops,
     models,
@@ -12,5 +13,5 @@ from tests.conformance.cases import (
     wrappers,
 )
 
-GROUPS = (loops, optimizers, models, lone, changes, wrappers, data, checkpoints)
+GROUPS = (loops, optimizers, models, lone, changes, wrappers, data, checkpoints, delayed)
 """In the order of the table in docs/integration.md."""

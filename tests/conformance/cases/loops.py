@@ -19,7 +19,7 @@ from tests.conformance.case import (
     Refused,
     case,
 )
-from tests.conformance.world import F, World, loss_of, net
+from tests.conformance.world import HIDDEN, OUTPUTS, WIDTH, F, World, loss_of, net
 
 
 def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
@@ -534,5 +534,54 @@ def one_site_counts_nothing(world: World) -> Any:
         is_bad = step == 1 and world.rank == 1
         world.site.count_tokens(0 if is_bad else len(batch[0]))
         (loss_of(model, batch) * (float("nan") if is_bad else 1.0)).backward()
+        optimizer.step()
+    return model
+
+
+class OutOfMemory(torch.autograd.Function):
+    """Fails in the backward pass, where it is told to."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, fails: bool) -> torch.Tensor:
+        ctx.fails = fails
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if ctx.fails:
+            raise torch.OutOfMemoryError("tried to allocate 2.00 GiB")
+        return grad, None
+
+
+class Failing(nn.Module):
+    """Two layers, with that between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, OUTPUTS)
+
+    def forward(self, inputs: torch.Tensor, fails: bool) -> Any:
+        hidden = torch.tanh(self.first(inputs))
+        return self.last(OutOfMemory.apply(hidden, fails))  # type: ignore[no-untyped-call]
+
+
+@case(
+    ("ddp", "fsdp2", "lone"),
+    Refused("ScriptError", r"broken off while its gradients crossed.*tried to allocate 2\.00 GiB"),
+    quick=DDP,
+    steps=None,
+)
+def out_of_memory_amid_backward(world: World) -> Any:
+    """A rank runs out of memory amid a backward pass, and leaves that step out"""
+    model = world.wrap(Failing())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for step, (inputs, targets) in enumerate(world.batches(STEPS)):
+        optimizer.zero_grad()
+        fails = step == 1 and world.rank == 1
+        try:
+            F.mse_loss(model(inputs, fails), targets).backward()
+        except torch.OutOfMemoryError:
+            continue
         optimizer.step()
     return model

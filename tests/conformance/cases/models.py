@@ -1024,3 +1024,37 @@ def teacher(world: World) -> Any:
             for mean, each in zip(guide.parameters(), model.parameters(), strict=True):
                 mean.lerp_(each.full_tensor() if world.is_sharded else each, 0.3)
     return [model, guide]
+
+
+def _in_another_order(world: World, *, is_swapped: bool) -> Any:
+    names = ["second", "first"] if is_swapped else ["first", "second"]
+    model = nn.Sequential(OrderedDict((name, nn.Linear(WIDTH, WIDTH)) for name in names))
+    model.append(nn.Linear(WIDTH, OUTPUTS))
+    return train(world, model)
+
+
+IN_ANOTHER_ORDER = Refused(
+    "LAYOUT_MISMATCH", r"tensor 0 is second\.weight .* and first\.weight .* at the first site"
+)
+
+
+@case(DDP, IN_ANOTHER_ORDER, quick=True, steps=None)
+def another_order_at_a_site(world: World) -> Any:
+    """Parameters are registered in another order at one site"""
+    return _in_another_order(world, is_swapped=world.rank == 1)
+
+
+@case(DDP, IN_ANOTHER_ORDER, ranks=(1, 2), steps=None)
+def another_order_at_a_rank(world: World) -> Any:
+    """Parameters are registered in another order at one rank of a site"""
+    return _in_another_order(world, is_swapped=world.rank == 2)
+
+
+@case(DDP, Refused("LAYOUT_MISMATCH", r"tensor 2 is 1\.weight \(6, 6\)"), steps=None)
+def another_size_at_a_site(world: World) -> Any:
+    """A layer has another size at one site"""
+    size = WIDTH if world.rank == 1 else HIDDEN
+    return train(
+        world,
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, size), nn.Linear(size, OUTPUTS)),
+    )
