@@ -1,8 +1,7 @@
-"""The regime `delayed`.
+"""The regime `delayed`."""
 
-What a script learns there is not what one process does, until its learning rate is 0: then each
-step leaves parameters as the script has made them, and the guess is no other than they are.
-"""
+# What a script learns there is not what one process does, until its learning rate is 0: then each
+# step leaves parameters as the script has made them, and the guess is no other than they are.
 
 from __future__ import annotations
 
