@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.autograd import backward
 
+from isthmus.protos import metrics
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.api.site import Site
 from isthmus.sites.worker.regimes.look_ahead import look_ahead, settings_of
@@ -127,6 +129,23 @@ def test_two_rounds_in_one_step_are_refused() -> None:
     with pytest.raises(ScriptError, match="use no_sync in all but the last"):
         train_once(model)
     site.leave()
+
+
+def test_a_gradient_that_is_not_finite_is_told_by_its_own_step() -> None:
+    torch.manual_seed(0)
+    link = RecordingLink()
+    site, model = lone_site(link, regime=Regime(kind="delayed")), nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    site.attach(model, optimizer)
+    for step in (1, 2, 3, 4):
+        optimizer.zero_grad()
+        backward(model(torch.full((2, 3), math.nan if step == 3 else 1.0)).sum())
+        optimizer.step()
+    site.leave()
+    told = [step for kind, step, _ in link.metrics if kind == metrics.NON_FINITE]
+    assert told == [3]
+    reasons = [reason for kind, reason in link.reasons if kind == metrics.NON_FINITE]
+    assert reasons[0].startswith("in step 3 the gradient of weight held a NaN"), reasons
 
 
 def test_accumulated_gradients_count_once() -> None:

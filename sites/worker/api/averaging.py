@@ -152,7 +152,9 @@ class Averaging:
         )
 
     def _record_not_finite(self, tensor: str, reason: str, is_averaged: bool) -> None:
-        step = self._steps.num_steps + 1
+        # Under `delayed` a step's gradient begins to cross once the step is counted.
+        is_counted = self._context.spec.job.regime.kind == "delayed"
+        step = self._steps.num_steps + (0 if is_counted else 1)
         labels = {metrics.TENSOR: tensor, metrics.REASON: f"in step {step} {reason}"}
         self._records.record(
             metrics.NON_FINITE, step, {metrics.AVERAGED: float(is_averaged)}, labels
