@@ -102,6 +102,26 @@ def test_between_passes_and_after_a_failed_one_parameters_are_those_of_all_sites
     run.site.leave()
 
 
+def test_memory_that_parameters_share_stays_theirs() -> None:
+    """What a script has of a parameter is never the guess; a part of larger memory is no other."""
+    run = Run(steps=0)
+    flat = torch.cat([each.detach().reshape(-1) for each in run.inner.parameters()])
+    first = run.inner[0]
+    first.weight.data = flat[:12].view(4, 3)
+    held, view = run.inner[2].weight.detach(), first.weight.detach()
+    for _ in range(3):
+        run.step()
+    seen: list[torch.Tensor] = []
+    handle = run.inner[2].register_forward_pre_hook(lambda *_: seen.append(held.clone()))
+    before = held.clone()
+    run.model(X)
+    handle.remove()
+    assert torch.equal(seen[0], before)
+    assert view.data_ptr() == first.weight.data_ptr() == flat.data_ptr()
+    assert held.data_ptr() == run.inner[2].weight.data_ptr()
+    run.site.leave()
+
+
 @in_all_layouts
 def test_weights_that_are_loaded_after_a_pass_without_a_backward_one_stay(wrap: Wrap) -> None:
     run = Run(wrap)

@@ -33,7 +33,7 @@ from torch.optim import Optimizer
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.checks.backward_passes import watch_backward
 from isthmus.sites.worker.exchange.rounds import Round
-from isthmus.sites.worker.exchange.sharding import laid_out_as, local_of
+from isthmus.sites.worker.exchange.sharding import is_sharded, laid_out_as, local_of
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
 from isthmus.sites.worker.regimes.look_ahead import check_known, look_ahead, settings_of
 from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
@@ -269,9 +269,18 @@ class Delayed:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        """Exchange parameters with their guesses. Autograd does not see it, nor do versions."""
+        """Exchange parameters with their guesses. Autograd does not see it, nor do versions.
+
+        Memory changes hands where a parameter has its own; else values do, as of what fully_shard
+        gathers from memory that it knows.
+        """
         for name in self._guesses:
-            _exchange(local_of(self._trained[name]).data, self._places[name])
+            parameter, place = self._trained[name], self._places[name]
+            value = local_of(parameter).data
+            if is_sharded(parameter) or value.untyped_storage().nbytes() != value.nbytes:
+                _exchange(value, place)
+            else:
+                parameter.data, self._places[name] = place, value
 
     def after_end(self) -> None:
         """Send the site's gradient of this step, if there was one and it has not been sent."""
