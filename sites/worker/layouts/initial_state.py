@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -50,8 +51,7 @@ class InitialState:
         Tensors are of any dtype, and overwritten.
 
         Raises:
-            LayoutMismatchError: this rank's differ from the first one's in names, order, shapes or
-                dtypes.
+            LayoutMismatchError: ranks' tensors differ in names, order, shapes or dtypes.
             IsthmusError: the exchange failed.
         """
         labels = labels_of(named)
@@ -59,7 +59,7 @@ class InitialState:
         values = hashes_of(named).combined.to_bytes(8, "little")
         are_alike = self._compare([layout.to_bytes(8, "little"), values], _ANY_LAYOUT)
         if not are_alike[0]:
-            self._check_labels(labels)
+            self._refuse(labels)
         if all(are_alike):
             return False
         self._copy_from_first([tensor for _, tensor in named], layout)
@@ -90,11 +90,11 @@ class InitialState:
         self._average([differs], layout, 1.0)
         return (differs.cpu() == 0).tolist()
 
-    def _check_labels(self, labels: Sequence[str]) -> None:
-        """Compare the names, shapes and dtypes of tensors, in order, with the first site's.
+    def _refuse(self, labels: Sequence[str]) -> NoReturn:
+        """Name the first tensor whose name, shape or dtype differs from the first site's.
 
         Raises:
-            LayoutMismatchError: they differ; names the first that does.
+            LayoutMismatchError: at all ranks.
         """
         own = "\n".join(labels).encode()
         size = numbers_of(torch.tensor([len(own)], dtype=torch.int64).view(torch.uint8))
@@ -109,14 +109,19 @@ class InitialState:
         self._hear_first([numbers], _ANY_LAYOUT)
         _write_back(numbers.cpu(), [told])
         first = bytes(told.tolist()).decode().split("\n")
-        for place, (here, there) in enumerate(itertools.zip_longest(labels, first)):
-            if here != there:
-                raise LayoutMismatchError(
-                    f"tensor {place} is {here or 'not there'} at this rank, and "
-                    f"{there or 'not there'} at the first site's first rank: a model has to have "
-                    "the same parameters and buffers, registered in the same order, at all ranks "
-                    "of all sites"
-                )
+        pairs = [*itertools.zip_longest(labels, first, fillvalue="not there")]
+        differs = torch.zeros(len(first) + 1, device=self.device)
+        for place in [at for at, (here, there) in enumerate(pairs) if here != there][:1]:
+            differs[place] = 1.0
+        self._average([differs], _ANY_LAYOUT, 1.0)
+        place = int(differs.nonzero().min())
+        here, there = pairs[place] if place < len(pairs) else ("not there", "not there")
+        raise LayoutMismatchError(
+            f"tensor {place} is {here} at this rank, and "
+            + (f"{there} at the first site's first rank" if here != there else "not at another")
+            + ": a model has to have the same parameters and buffers, registered in the same "
+            "order, at all ranks of all sites"
+        )
 
     def _ranks_agree(self, data: torch.Tensor) -> bool:
         """Whether all ranks of the site have the same bytes. A collective of the site."""
