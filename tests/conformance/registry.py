@@ -10,8 +10,9 @@ from tests.conformance.cases import (
     loops,
     models,
     optimizers,
+    surroundings,
     wrappers,
 )
 
-GROUPS = (loops, optimizers, models, lone, changes, wrappers, data, checkpoints, delayed)
+GROUPS = (loops, optimizers, models, lone, changes, wrappers, surroundings, data, checkpoints, delayed)
 """In the order of the table in docs/integration.md."""

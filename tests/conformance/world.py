@@ -212,6 +212,10 @@ class OneProcess:
         """Begin at the start."""
         return 0
 
+    def global_parameters(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context that changes nothing."""
+        return contextlib.nullcontext()
+
     def sampler(self, dataset: Sized, *, global_batch: int) -> Sampler:
         """Return the samples of each step in the run's order, of which nothing here is claimed."""
         shares = BatchShares(full=FullBatch(global_batch, 1), rule="keep", ranks=(1,))

@@ -20,6 +20,7 @@ from isthmus.sites.worker.api.records import Records
 from isthmus.sites.worker.checks.arguments import check_optimizer, check_tensors, check_training
 from isthmus.sites.worker.checks.crossing_check import CrossingCheck, places_of
 from isthmus.sites.worker.checks.forward_watch import ForwardWatch
+from isthmus.sites.worker.checks.module_hooks import ModuleHook
 from isthmus.sites.worker.checks.refusals import (
     SCALER_ON_AVERAGES,
     refuse_scaler,
@@ -174,8 +175,8 @@ class Attachment:
         else:
             self._attach_shards(models, data_mesh, is_summed=is_summed)
         if (pace := self._steps.pace) is not None:
-            undo = self._now.undo
-            undo += [each.register_forward_pre_hook(pace.note_forward).remove for each in models]
+            note = ModuleHook(pace.note_forward)
+            self._now.undo += [each.register_forward_pre_hook(note).remove for each in models]
         if self._context.rank == 0 and self._context.must_average:
             self._watch_forward(models)
 

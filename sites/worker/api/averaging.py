@@ -17,6 +17,7 @@ from isthmus.sites.worker.exchange.collectives import Collectives
 from isthmus.sites.worker.exchange.exactness import Exactness
 from isthmus.sites.worker.exchange.finite_watch import FiniteWatch
 from isthmus.sites.worker.exchange.gateway_link import Link
+from isthmus.sites.worker.exchange.inference import written_anywhere
 from isthmus.sites.worker.exchange.member_history import MemberHistory
 from isthmus.sites.worker.exchange.missing_sites import MissingSites
 from isthmus.sites.worker.exchange.rank_context import RankContext
@@ -177,8 +178,9 @@ class Averaging:
         self, tensors: Sequence[torch.Tensor], tokens: float = 1.0, *, exact: bool = True
     ) -> None:
         """Average tensors in place: a collective of all ranks of all sites."""
-        named = [(str(index), each) for index, each in enumerate(tensors)]
-        self.lists.average(named, tokens, exact=exact)
+        with written_anywhere(tensors) as own:
+            named = [(str(index), each) for index, each in enumerate(own)]
+            self.lists.average(named, tokens, exact=exact)
 
     def average_for_script(
         self, tensors: Sequence[torch.Tensor], tokens: float, *, exact: bool
@@ -237,7 +239,9 @@ class Averaging:
         Raises:
             IsthmusError: names, shapes or dtypes differ, or the exchange failed.
         """
-        return self.initial_state().equalise(named)
+        with written_anywhere([each for _, each in named]) as own:
+            names = [name for name, _ in named]
+            return self.initial_state().equalise([*zip(names, own, strict=True)])
 
     def broadcast(self, state: nn.Module | Sequence[torch.Tensor]) -> None:
         """Give every rank the first site's values of a module or of tensors.

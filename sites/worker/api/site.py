@@ -15,6 +15,7 @@ from isthmus.sites.worker.api.records import plain_numbers
 from isthmus.sites.worker.api.wrappers import unwrapped_models, unwrapped_optimizers
 from isthmus.sites.worker.data.sampler import Sampler
 from isthmus.sites.worker.exchange.gateway_link import Link
+from isthmus.sites.worker.exchange.inference import outside_inference
 from isthmus.sites.worker.exchange.rank_context import RankContext
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Site:
         return self._parts.rates.scale
 
     @property
+    @outside_inference
     def grad_norm(self) -> float:
         """2-norm of the gradient that the latest synchronised backward pass left, all of it.
 
@@ -93,6 +95,7 @@ class Site:
         """
         return self._parts.attachment.grad_norm()
 
+    @outside_inference
     def attach(
         self,
         model: nn.Module | Sequence[nn.Module],
@@ -148,6 +151,7 @@ class Site:
             beside_shards=beside_shards,
         )
 
+    @outside_inference
     def average_gradients(self, optimizer: Optimizer) -> None:
         """Train the parameters of `optimizer` together with all other sites. From every rank.
 
@@ -165,6 +169,7 @@ class Site:
         """
         self._parts.attachment.average_gradients(optimizer)
 
+    @outside_inference
     def all_reduce(
         self, tensors: Sequence[torch.Tensor], *, tokens: float = 1.0, exact: bool = False
     ) -> None:
@@ -189,6 +194,7 @@ class Site:
         """
         self._parts.attachment.all_reduce(tensors, tokens, exact=exact)
 
+    @outside_inference
     def broadcast(self, state: nn.Module | Sequence[torch.Tensor]) -> None:
         """Give every rank of every site the values of the first site's first rank, bit for bit.
 
@@ -203,6 +209,7 @@ class Site:
         """
         self._parts.averaging.broadcast(state)
 
+    @outside_inference
     def average_buffers(self, model: nn.Module, *, every: int = 1) -> None:
         """Average a model's buffers over all ranks of all sites after each `every`-th step.
 
@@ -217,6 +224,7 @@ class Site:
         """
         self._parts.attachment.average_buffers(model, every)
 
+    @outside_inference
     def global_parameters(self) -> AbstractContextManager[None]:
         """Return a context in which the model's parameters hold what all sites have.
 
@@ -238,6 +246,7 @@ class Site:
         """
         return self._parts.attachment.no_sync()
 
+    @outside_inference
     def clip_grad_norm_(self, max_norm: float, *, loss_scale: float = 1.0) -> float:
         """Scale the gradients of the attached model so that their 2-norm is at most `max_norm`.
 
@@ -266,6 +275,7 @@ class Site:
         """
         self._parts.attachment.tokens.add(tokens)
 
+    @outside_inference
     def empty(self, *sizes: int) -> torch.Tensor:
         """Return a float32 tensor of these sizes, on this rank's device, that holds anything.
 
@@ -280,6 +290,7 @@ class Site:
         """
         return self._parts.averaging.empty(sizes)
 
+    @outside_inference
     def checkpoint(
         self,
         model: nn.Module | Sequence[nn.Module],
@@ -323,6 +334,7 @@ class Site:
         models, optimizers = unwrapped_models(model), unwrapped_optimizers(optimizer)
         return self._parts.checkpointing.checkpoint(models, optimizers, named)
 
+    @outside_inference
     def sampler(
         self,
         dataset: Sized,
@@ -386,6 +398,7 @@ class Site:
         """Send a metric of any kind (protos/metrics.py has ours), from whichever rank calls."""
         self._parts.records.record(kind, step, values, labels)
 
+    @outside_inference
     def leave(self) -> None:
         """Report that this rank is done, and release everything.
 

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from isthmus.protos.errors import ScriptError
+from isthmus.sites.worker.checks.module_hooks import ModuleHook
 from isthmus.sites.worker.checks.torch_calls import in_backward
 
 _INSTEAD = "let torch.nn.parallel.DistributedDataParallel or fully_shard wrap the model"
@@ -77,7 +78,7 @@ def check_replica(model: DistributedDataParallel) -> None:
                 "gradients, which do not cross: make it with sparse=False"
             )
     if model.static_graph:
-        model.register_forward_hook(FirstPassCheck(model))
+        model.register_forward_hook(ModuleHook(FirstPassCheck(model)))
 
 
 def refuse_scaler(optimizers: Iterable[Optimizer], why: str) -> Callable[[], None]:

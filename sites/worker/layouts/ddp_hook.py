@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.checks.left_gradients import ZeroedCheck
+from isthmus.sites.worker.checks.module_hooks import ModuleHook
 from isthmus.sites.worker.checks.parameter_kinds import KindCheck
 from isthmus.sites.worker.checks.refusals import check_in_backward
 from isthmus.sites.worker.exchange.rounds import RoundTerms
@@ -42,6 +43,7 @@ class CommHook:
         if hook is None:
             hook = cls()
             model.register_comm_hook(None, hook.reduce)
+            model._comm_hooks.pop()  # a copy would have it: torch notes it for its python reducer
             cls._all[model] = hook
         return hook
 
@@ -123,8 +125,8 @@ class DdpHook(GradientHook):
         for model in models:
             named = [(names[each], each) for each in model.module.parameters()]
             self._undo += [
-                model.register_forward_pre_hook(KindCheck(named)).remove,
-                model.register_forward_pre_hook(self.check_unbroken).remove,
+                model.register_forward_pre_hook(ModuleHook(KindCheck(named))).remove,
+                model.register_forward_pre_hook(ModuleHook(self.check_unbroken)).remove,
             ]
 
     @contextmanager

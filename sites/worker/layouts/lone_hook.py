@@ -21,6 +21,7 @@ from torch import nn
 
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.checks.arguments import only_sync
+from isthmus.sites.worker.checks.module_hooks import ModuleHook
 from isthmus.sites.worker.checks.parameter_kinds import KindCheck
 from isthmus.sites.worker.checks.torch_calls import call_of
 from isthmus.sites.worker.exchange.sharding import is_sharded, local_of
@@ -44,10 +45,11 @@ class LoneHook(ShardHook):
         """A nested backward pass has ended in the open round; the outer one has yet to go on."""
         self._stages: set[int] = set()
         """Stages of a pipeline that are watched, by id."""
-        check = KindCheck(self._trained.items())
+        check = ModuleHook(KindCheck(self._trained.items()))
+        find_stage = ModuleHook(self._find_stage)
         for each in models:
             self._undo.append(each.register_forward_pre_hook(check).remove)
-            self._undo.append(each.register_forward_pre_hook(self._find_stage).remove)
+            self._undo.append(each.register_forward_pre_hook(find_stage).remove)
 
     def finish(self, *_: object) -> None:
         """Refuse a round that is still open: what an optimizer calls before each step.

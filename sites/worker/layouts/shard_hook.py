@@ -19,6 +19,7 @@ from torch import nn
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.checks.arguments import check_not_complex
 from isthmus.sites.worker.checks.left_gradients import check_zeroed
+from isthmus.sites.worker.checks.module_hooks import ModuleHook
 from isthmus.sites.worker.checks.torch_calls import call_of, in_backward
 from isthmus.sites.worker.exchange.collectives import Ranks
 from isthmus.sites.worker.exchange.rounds import RoundTerms
@@ -116,7 +117,7 @@ class ShardHook(AgreedHook):
         """Have this rank's parameters tell of their gradients, and weigh ranks by tokens."""
         self._undo.append(tell_reduced(models, self._note_reduced))
         self._undo += [
-            each.register_forward_pre_hook(self.check_unbroken, prepend=True).remove
+            each.register_forward_pre_hook(ModuleHook(self.check_unbroken), prepend=True).remove
             for each in models
         ]
         for name, parameter in self._trained.items():

@@ -32,6 +32,7 @@ from torch.optim import Optimizer
 
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.checks.backward_passes import watch_backward
+from isthmus.sites.worker.checks.module_hooks import ModuleHook
 from isthmus.sites.worker.exchange.rounds import Round
 from isthmus.sites.worker.exchange.sharding import is_sharded, laid_out_as, local_of
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
@@ -134,8 +135,8 @@ class Delayed:
         self._undo: list[Callable[[], None]] = []
         for model in models if looks else ():
             self._undo += [
-                model.register_forward_pre_hook(began, prepend=True).remove,
-                model.register_forward_hook(ended, always_call=True).remove,
+                model.register_forward_pre_hook(ModuleHook(began), prepend=True).remove,
+                model.register_forward_hook(ModuleHook(ended), always_call=True).remove,
             ]
         if looks:
             self._undo.append(watch_backward(self))
