@@ -18,8 +18,8 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.conformance.case import AVERAGE, BOTH, DDP, LONE, STEPS, case
-from tests.conformance.cases.loops import plain_loop, sgd
-from tests.conformance.world import World, loss_of, net
+from tests.conformance.cases.loops import sgd
+from tests.conformance.world import World, learnt, loss_of, net
 
 Surroundings = Callable[[], AbstractContextManager[Any]]
 
@@ -44,7 +44,16 @@ def device_set() -> AbstractContextManager[None]:
     return default_of(torch.set_default_device, "meta", None)
 
 
-def train(world: World, surroundings: Surroundings, *, inside: bool = True) -> Any:
+AfterStep = Callable[[World, nn.Module, torch.optim.Optimizer], None]
+
+
+def train(
+    world: World,
+    surroundings: Surroundings = contextlib.nullcontext,
+    *,
+    inside: bool = True,
+    after_step: AfterStep = lambda *_: None,
+) -> Any:
     """Train what was made before; all calls of isthmus, and with `inside` all passes, are there."""
     model = world.wrap(net())
     optimizer = sgd(model)
@@ -62,6 +71,7 @@ def train(world: World, surroundings: Surroundings, *, inside: bool = True) -> A
                 world.site.clip_grad_norm_(1.0)
         with surroundings() if inside else contextlib.nullcontext():
             optimizer.step()
+        after_step(world, model, optimizer)
         with surroundings():
             world.site.log(loss=loss)
             evaluate(world, loss.detach().clone())
@@ -75,6 +85,12 @@ def evaluate(world: World, loss: torch.Tensor) -> None:
     with world.site.global_parameters():
         world.site.all_reduce([loss], exact=True)
     world.note(loss)
+
+
+@case((*BOTH, *AVERAGE, *LONE))
+def nothing_set(world: World) -> Any:
+    """All of isthmus's calls in a loop"""
+    return train(world)
 
 
 @case((*BOTH, *AVERAGE, *LONE), quick=DDP)
@@ -191,7 +207,6 @@ def tensors_of_inference_mode(world: World) -> Any:
         same = [torch.full((5,), 0.25 if world.is_oracle else 0.25 + world.rank)[1:3]]
     world.site.all_reduce(given, exact=True)
     world.site.broadcast(same)
-    plain_loop(world)
     return {
         str(at): each for at, each in enumerate([given[0], torch.view_as_real(given[1]), *same])
     }
@@ -216,22 +231,19 @@ def read_back(written: bytes) -> Any:
 @case((*DDP, *LONE), quick=True)
 def copies_of_the_model(world: World) -> Any:
     """Copies of an attached model: `copy.deepcopy`, `AveragedModel`, `torch.save`, pickle"""
-    model = world.wrap(net())
-    inner = model.module if hasattr(model, "module") else model
-    optimizer = sgd(model)
-    world.start(model, optimizer)
-    averaged = AveragedModel(inner)
-    for batch in world.batches(STEPS):
-        optimizer.zero_grad()
-        loss_of(model, batch).backward()
-        optimizer.step()
-        averaged.update_parameters(inner)
+    averages: list[AveragedModel] = []
+
+    def make_copies(world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        inner = model if world.way == "lone" or world.is_oracle else model.module
+        averages.extend([AveragedModel(inner)][len(averages) :])
+        averages[0].update_parameters(inner)
         written = io.BytesIO()
         torch.save(inner, written)
+        assert b"isthmus" not in written.getvalue()
         written.seek(0)
         copies = [
             copy.deepcopy(inner),
-            copy.deepcopy(averaged),
+            copy.deepcopy(averages[0]),
             AveragedModel(inner),
             read_back(pickle.dumps(inner)),
             torch.load(written, weights_only=False),
@@ -240,12 +252,11 @@ def copies_of_the_model(world: World) -> Any:
             copies += [copy.deepcopy(model), read_back(pickle.dumps(model))]
         for each in copies:
             use(world, each)
-    ended = copy.deepcopy([model, optimizer])
-    with torch.no_grad():
-        for each in ended[0].parameters():
+        ended, its_optimizer = copy.deepcopy((inner, optimizer))
+        for each in ended.parameters():
             each.grad = torch.ones_like(each)
-    ended[1].step()  # the copy's: no step of the run
-    return {
-        **dict(inner.named_parameters()),
-        **{f"averaged.{n}": p for n, p in averaged.module.named_parameters()},
-    }
+        its_optimizer.step()  # no step of the run
+
+    model = train(world, after_step=make_copies)
+    of_copies = {f"average.{name}": each for name, each in averages[0].named_parameters()}
+    return {**learnt(model), **of_copies}
