@@ -9,7 +9,7 @@ import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -199,7 +199,7 @@ def evaluation_in_inference_mode(world: World) -> Any:
     return model
 
 
-@case(BOTH)
+@case(BOTH, steps=None)
 def tensors_of_inference_mode(world: World) -> Any:
     """Tensors that were made in `torch.inference_mode`, averaged and broadcast outside of it"""
     with torch.inference_mode():
@@ -234,7 +234,7 @@ def copies_of_the_model(world: World) -> Any:
     averages: list[AveragedModel] = []
 
     def make_copies(world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        inner = model if world.way == "lone" or world.is_oracle else model.module
+        inner = cast(nn.Module, getattr(model, "module", model))
         averages.extend([AveragedModel(inner)][len(averages) :])
         averages[0].update_parameters(inner)
         written = io.BytesIO()
