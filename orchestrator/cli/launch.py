@@ -83,6 +83,11 @@ class _ScriptCommand(click.Command):
     "exactly this one.",
 )
 @click.option("--detach", is_flag=True, help="Return as soon as the run is submitted.")
+@click.option(
+    "--allow-cpu",
+    is_flag=True,
+    help="Train on CPUs where the topology says an accelerator and a machine has none.",
+)
 @emulation_options
 @faults_option
 @seed_option
@@ -122,6 +127,7 @@ def command(
     plan_path: Path | None,
     resume: str | None,
     detach: bool,
+    allow_cpu: bool,
     faults_path: Path | None,
     seed: int | None,
     run_id: str | None,
@@ -141,6 +147,8 @@ def command(
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
     if wants_dashboard:
         require_dashboard()
+    if allow_cpu:
+        overrides = (*overrides, "allow_cpu=true")
     if resume is not None:
         overrides = (*overrides, _resumed(output, resume, home))
     pair = load_pair(

@@ -85,11 +85,16 @@ error few-accelerators: torch sees {seen} GPUs, and a node has {wanted} ranks
 error nccl-missing: torch has no NCCL
   ranks on GPUs sum over it inside the site
   pip install --force-reinstall torch  (its build for CUDA)
-warning accelerators-missing: the topology says {count} {device} a node of site {named}, and this \
-machine has no accelerator
+error accelerators-missing: the topology says {count} {device} a node of site {named}, and torch \
+finds no accelerator on this machine
+  ranks would compute on CPUs, and no plan or prediction hold
+  nvidia-smi -L; python -c 'import torch; print(torch.version.cuda)'; then `accelerator: cpu` of \
+site {named} where that is meant; to try without: `isthmus launch --allow-cpu` (`allow_cpu: true` \
+in the job), `--emulate`, or `--set trainer.compute=modelled`
+warning accelerators-missing/allowed: the topology says {count} {device} a node of site {named}, \
+and torch finds no accelerator on this machine
   ranks compute on CPUs then, and no plan or prediction holds
-  nvidia-smi -L; then `accelerator` and `accelerators_per_node` of site {named}, `accelerator: \
-cpu` where that is meant; to try without: `--emulate`, or `--set trainer.compute=modelled`
+  nvidia-smi -L; then `accelerator: cpu` of site {named} where that is meant
 error few-accelerators/described: the topology says {count} {device} a node of site {named}, and \
 this machine has {seen}
   each rank of a node takes a GPU of its own, and the last ones find none

@@ -245,7 +245,7 @@ def _accelerators(machine: Machine) -> Iterator[Finding]:
 def _expected_devices(machine: Machine, topology: Topology, job: Job | None) -> Iterator[Finding]:
     """Compare what the topology says of accelerators with what the machine has."""
     seen = machine.facts.accelerators
-    names = machine.facts.gpus if seen is None or not seen.names else seen.names
+    names = machine.facts.gpus if seen is None else seen.names
     if names is None:
         return
     for site in machine.sites:
@@ -256,7 +256,9 @@ def _expected_devices(machine: Machine, topology: Topology, job: Job | None) -> 
         says = {"count": count, "device": site.accelerator.name, "named": site.name}
         others = unlike(expected, names)
         if not names:
-            yield finding("accelerators-missing", at, **says)
+            is_allowed = job is not None and job.allow_cpu
+            kind = "accelerators-missing/allowed" if is_allowed else "accelerators-missing"
+            yield finding(kind, at, **says)
         elif seen is None and len(names) < count:
             yield finding("few-accelerators/described", at, **says, seen=len(names))
         elif others:

@@ -19,6 +19,8 @@ from isthmus.orchestrator.coordinator.journal import Journal
 from isthmus.orchestrator.run_folder.home import run_folders
 from isthmus.protos.checkpoint.requests import requested_step
 from isthmus.protos.control.v1 import control_pb2
+from isthmus.sites.facts.machine import collect
+from isthmus.topology.spec.machine_facts import Wanted
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_folder, a_run, announce, full_disk
 from tests.fakes.run_specs import submission_of
@@ -347,3 +349,27 @@ def test_the_summary_is_shown_and_stands_in_the_envelope(
     data = isthmus(*arguments, "--json").envelope["data"]
     assert data["losses"] == [[1, 5.5], [7, 2.5]]
     assert data["state"] == "SUCCEEDED"
+
+
+def test_cpus_in_place_of_accelerators_have_to_be_allowed(isthmus: Isthmus, files: Path) -> None:
+    if collect(Wanted()).gpus != ():
+        pytest.skip("this machine has a GPU")
+    wanted = ("--no-emulate", *("--set", "sites.0.accelerator=h100-sxm"))
+    done = isthmus("launch", files / "job.yaml", *wanted, "--json")
+    assert done.envelope["error"]["code"] == "PREFLIGHT_FAILED"
+    assert "h100-sxm" in done.envelope["error"]["message"]
+    assert "--allow-cpu" in done.out
+    # One mistake later it would start: this is what it hears of next.
+    ends = ("--faults", files / "job.yaml")
+    done = isthmus("launch", files / "job.yaml", *wanted, *ends, "--allow-cpu")
+    assert "warning: the topology says" in done.err
+    assert "ranks compute on CPUs then" in done.err
+    assert "--faults: the WAN is not emulated here" in done.err
+
+
+def test_that_cpus_are_allowed_goes_to_the_coordinator(
+    isthmus: Isthmus, files: Path, scripted: ScriptedCoordinator, address: str
+) -> None:
+    done = isthmus("launch", files / "job.yaml", "--coordinator", address, "--allow-cpu")
+    assert done.code == 0
+    assert submission_of(scripted.submitted[0]).spec.job.allow_cpu

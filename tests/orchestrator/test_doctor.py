@@ -355,7 +355,7 @@ H100S = ("sites.0.accelerator=h100-sxm", "sites.1.accelerator=h100-sxm")
 @pytest.mark.parametrize(
     ("gpus", "seen", "kind", "severity"),
     [
-        ((), None, "accelerators-missing", WARNING),
+        ((), None, "accelerators-missing", ERROR),
         ((H100,), None, "few-accelerators", ERROR),
         (("NVIDIA A100-SXM4-80GB",) * 2, None, "accelerators-differ", WARNING),
         ((H100,) * 2, ("NVIDIA A100-SXM4-80GB",) * 2, "accelerators-differ", WARNING),
@@ -375,6 +375,19 @@ def test_accelerators_that_are_not_there_or_others(
     assert machine_findings(other, emulated) == []
     modelled = job("trainer: {compute: modelled}")
     assert machine_findings(site, world, job=modelled) == []
+    lowered = WARNING if kind == "accelerators-missing" else severity
+    cpus = job("allow_cpu: true")
+    only(machine_findings(site, world, job=cpus), kind, lowered, "`accelerator: cpu`")
+
+
+def test_accelerators_that_torch_does_not_see() -> None:
+    world = topology(*H100S)
+    facts = dataclasses.replace(good_facts(), gpus=(H100,) * 2, accelerators=Accelerators())
+    found = machine_findings(Machine(name="a", sites=(world.site("a"),), facts=facts), world)
+    assert [(each.kind, each.severity) for each in found] == [
+        ("accelerators-unseen", WARNING),
+        ("accelerators-missing", ERROR),
+    ]
 
 
 @pytest.mark.parametrize("gpus", [None, (H100,) * 2, (H100,) * 8])
@@ -405,9 +418,9 @@ def test_launch_hears_of_accelerators_that_are_missing(open_folder: Path) -> Non
     if collect(Wanted()).gpus != ():
         pytest.skip("this machine has a GPU")
     found = quick_findings(examined(open_folder, None, *H100S))
-    assert {(each.kind, each.site) for each in found} == {
-        ("accelerators-missing", "a"),
-        ("accelerators-missing", "b"),
+    assert {(each.kind, each.site, each.severity) for each in found} == {
+        ("accelerators-missing", "a", ERROR),
+        ("accelerators-missing", "b", ERROR),
     }
     assert quick_findings(examined(open_folder, None)) == []
 

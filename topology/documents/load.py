@@ -88,6 +88,7 @@ def job_of(document: Document) -> Job:
             probe=None if model.probe is None else _made(Probe, model.probe, window="window_s"),
             on_fewer_sites=model.on_fewer_sites,
             rate=model.rate,
+            allow_cpu=model.allow_cpu,
             noise_scale=model.noise_scale,
             flops_per_token=None if model.model is None else model.model.flops_per_token,
             checkpoint=None if model.checkpoint is None else _checkpoint(model.checkpoint),

@@ -801,6 +801,12 @@ class JobModel(Strict):
         ),
     ] = None
 
+    allow_cpu: Annotated[
+        bool,
+        Field(
+            description="Compute on CPUs where the topology says an accelerator and there is none."
+        ),
+    ] = False
     noise_scale: Annotated[
         bool,
         Field(description="Measure the gradient noise scale: how large a batch is worth it."),

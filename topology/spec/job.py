@@ -289,6 +289,8 @@ class Job:
     """The model that sites cut: the described one of the entrypoint, or the shipped trainer's where
     its sites share it; None: a plan knows nothing of it, or every rank has all of it."""
 
+    allow_cpu: bool = field(default=False, metadata=IF_USED)
+    """Whether ranks compute on CPUs where the topology says an accelerator and there is none."""
     noise_scale: bool = field(default=False, metadata=IF_USED)
     """Whether sites measure the norm of their own gradients, for the gradient noise scale."""
     flops_per_token: float | None = field(default=None, metadata=IF_USED)

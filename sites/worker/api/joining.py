@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 from pathlib import Path
 from typing import Literal
@@ -31,7 +32,8 @@ from isthmus.sites.worker.exchange.collectives import (
 from isthmus.sites.worker.exchange.gateway_link import AloneLink, GatewayLink, Link, SiteOnlyLink
 from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.shard_encoder import encodes_here
-from isthmus.topology.spec.expected_devices import expected_device, unlike
+from isthmus.topology.spec.expected_devices import NO_DEVICE, expected_device, unlike
+from isthmus.topology.spec.run_spec import RunSpec
 
 
 def join(
@@ -61,6 +63,7 @@ def join(
         RuntimeError: in a DataLoader worker, or another process that a rank started.
         ConfigError: the launcher's variables or files are wrong.
         IsthmusError: the gateway refuses this rank or does not answer.
+        OSError: the topology says an accelerator, and there is none.
     """
     if environment not in {"site", "global"}:
         raise ValueError(f"isthmus.join: environment: want 'site' or 'global', got {environment!r}")
@@ -96,6 +99,7 @@ def _join_launched(launched: Environment, *, averages: bool) -> Site:
             encodes=encodes,
         )
         _check_size(welcome)
+        _check_device(welcome.site, spec, device_name(device))
     except BaseException:
         gateway.close()
         raise
@@ -126,6 +130,23 @@ def _join_launched(launched: Environment, *, averages: bool) -> Site:
         script = None if entrypoint is None else Path(entrypoint)
         report_machine(device, script, lambda labels: site.record(metrics.MACHINE, 0, {}, labels))
     return site
+
+
+def _check_device(name: str, spec: RunSpec, found: str) -> None:
+    """Refuse to train on a CPU where the topology says an accelerator.
+
+    Raises:
+        OSError: the machine has lost its accelerator, or never had one: no fault of the script.
+    """
+    expected = expected_device(spec.topology.site(name), spec.topology, spec.job)
+    if expected is not None and found == NO_DEVICE and not spec.job.allow_cpu:
+        raise OSError(
+            errno.ENODEV,
+            f"the topology says {spec.topology.site(name).accelerator.name} at site {name}, and "
+            "torch finds no accelerator: see nvidia-smi -L, CUDA_VISIBLE_DEVICES and "
+            "torch.version.cuda there; say `accelerator: cpu` in the topology where that is meant; "
+            "`isthmus launch --allow-cpu` trains on CPUs all the same",
+        )
 
 
 def _compare_device(site: Site) -> None:

@@ -234,7 +234,7 @@ def copies_of_the_model(world: World) -> Any:
     averages: list[AveragedModel] = []
 
     def make_copies(world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        inner = cast(nn.Module, getattr(model, "module", model))
+        inner = cast("nn.Module", getattr(model, "module", model))
         averages.extend([AveragedModel(inner)][len(averages) :])
         averages[0].update_parameters(inner)
         written = io.BytesIO()
