@@ -229,7 +229,8 @@ _ENTRIES = (
     Entry(
         "RANK_KILLED",
         "A training process was killed by a signal.",
-        "Out of memory, or someone's kill: see the machine's kernel log.",
+        "SIGKILL: out of memory, or someone's kill: see the machine's kernel log. Other signals: the "
+        "message, and the end of the log named, say more.",
         ExitCode.JOB_FAILED,
     ),
     Entry(

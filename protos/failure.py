@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from signal import Signals
@@ -47,6 +48,7 @@ FILE_ERRNOS = frozenset(
 )
 """The file system's answers that an operator can mend; any other OSError is our bug."""
 
+_FRAMES = re.compile(r"^.*Traceback \(most recent call last\):\n(?:[ \t].*\n)+", re.MULTILINE)
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "int": int,
     "str": str,
@@ -182,8 +184,11 @@ def name_exit(exit_code: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return `text` on one line, cut at MESSAGE_CHARS."""
-    line = " ".join(text.split())
+    """Return `text` on one line, without the frames of a traceback in it, cut at MESSAGE_CHARS.
+
+    Such a one has an error that passes on another process's: what that one said is at its end.
+    """
+    line = " ".join(_FRAMES.sub("", text).split())
     return line if len(line) <= MESSAGE_CHARS else line[: MESSAGE_CHARS - 1] + "…"
 
 

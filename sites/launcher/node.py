@@ -47,7 +47,13 @@ from torch.distributed.run import get_args_parser, run
 from isthmus.protos.failure import Failure
 from isthmus.protos.own_processes import own_command
 from isthmus.sites.launcher.kernel_kills import KernelKills
-from isthmus.sites.launcher.rank_failures import PID_FILE, cause_first, describe_failure, line_of
+from isthmus.sites.launcher.rank_failures import (
+    PID_FILE,
+    cause_first,
+    describe_failure,
+    explain_crash,
+    line_of,
+)
 
 MONITOR_INTERVAL_S = 0.1
 """torchrun's poll interval, and so the longest delay after all ranks have ended well."""
@@ -137,7 +143,8 @@ class Watch:
             exit_code=exit_code,
             at_s=time.monotonic(),
         )
-        said = failure.message or self._kernel_kills.explain(exit_code)
+        killed = self._kernel_kills.explain(exit_code)
+        said = failure.message or killed or explain_crash(exit_code)
         return dataclasses.replace(failure, message=said)
 
     def _add(self, failures: list[Failure]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import os
 import re
 import runpy
@@ -25,6 +26,7 @@ from isthmus.protos.failure import reason_of
 from isthmus.sites.launcher.outages import causes, is_outage, is_signal_status
 from isthmus.sites.launcher.rank_failures import (
     COLLATERAL_EXIT_CODE,
+    last_words,
     write_error_file,
     write_pid_file,
 )
@@ -34,6 +36,8 @@ _LOST_SIBLING = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|remote process exited"
 )
 """Messages of Gloo and NCCL when another rank of the collective has gone."""
+_LOST_WORKER = re.compile(r"DataLoader worker .* exited unexpectedly")
+_STDERR = Path("/proc/self/fd/2")
 _NO_EXCHANGE = (LocalProtocolError, ScriptError)
 """Our errors that do not mean a failed exchange: bugs, and mistakes of the script."""
 
@@ -41,6 +45,7 @@ _NO_EXCHANGE = (LocalProtocolError, ScriptError)
 def main(arguments: list[str]) -> NoReturn:
     """Run the script and end with its exit status."""
     die_with_parent(int(arguments[0]))
+    faulthandler.enable()  # a crash in native code leaves the stacks of all threads in the log
     write_pid_file(os.environ.get("TORCHELASTIC_ERROR_FILE"))
     try:
         # Only now, so that no module so far is imported from the user's folder.
@@ -113,7 +118,10 @@ def _message(error: BaseException) -> str:
     """Return an error's message; for SystemExit its text, as the status is reported separately."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, str) else ""
-    return reason_of(error)
+    # Why such a worker has exited stands above, in what it has written itself.
+    is_workers = _LOST_WORKER.search(str(error)) is not None
+    said = last_words(_STDERR) if is_workers and _STDERR.is_file() else ""
+    return f"{reason_of(error)}: {said}" if said else reason_of(error)
 
 
 def _leave() -> NoReturn:

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGTERM, SIGXCPU, SIGXFSZ
 from typing import Any
 
 from isthmus.protos.catalogue import CATALOGUE
@@ -21,8 +21,28 @@ from isthmus.protos.failure import Failure, one_line, text_of
 
 COLLATERAL_EXIT_CODE = 75
 """A rank's exit status when the exchange failed under it: EX_TEMPFAIL, not the script's fault."""
+LAST_BYTES = 4096
+"""Bytes at the end of a rank's stderr that are searched for its last line."""
 PID_FILE = "pid"
 """File beside a rank's error.json, which the rank writes as the first thing it does."""
+
+_CRASHES = {
+    SIGSEGV: "it used memory that is not there, a bug of native code",
+    SIGBUS: "memory that it had mapped has gone: shared memory (/dev/shm) or a disk is full, "
+    "or a file was cut",
+    SIGABRT: "native code gave up, by an assertion or an exception of C++",
+    SIGFPE: "native code divided a whole number by zero",
+    SIGILL: "native code was built for another processor",
+    SIGXFSZ: "a file has become larger than `ulimit -f` allows",
+    SIGXCPU: "it has used more processor time than `ulimit -t` allows",
+}
+"""What signals mean that a process brings upon itself."""
+
+
+def explain_crash(exit_code: int) -> str:
+    """Return what a process did that ended by one of these signals; else an empty string."""
+    why = {-signal: why for signal, why in _CRASHES.items()}.get(exit_code, "")
+    return why and f"{why}; see the end of its log"
 
 
 def describe_failure(folder: Path, *, rank: int, exit_code: int, at_s: float) -> Failure:
@@ -100,6 +120,21 @@ def write_error_file(path: str | None, details: Mapping[str, Any], traceback: st
         "extraInfo": {"py_callstack": traceback, "timestamp": str(int(details["wall_s"]))},
     }
     Path(path).write_text(json.dumps({"message": said, "isthmus": dict(details)}))
+
+
+def last_words(log: Path) -> str:
+    """Return the last line of a script's stderr; empty: none.
+
+    For a wrong argument, argparse names it there.
+    """
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LAST_BYTES))
+            lines = file.read(LAST_BYTES).decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    said = [line.strip() for line in lines if line.strip()]
+    return said[-1] if said else ""
 
 
 def write_pid_file(error_file: str | None) -> None:

@@ -18,24 +18,27 @@ from pathlib import Path
 SOCKET_PATH_BYTES = 108 - 1
 """sun_path of unix(7), less its final zero."""
 _PREFIX = "isthmus-agent-"
+_OWN_BYTES = len(f"/{_PREFIX}{2**22}-12345678/gateway9999.sock")
+"""What is added to the temporary folder's path, at most."""
 
 
 @contextmanager
 def socket_folder() -> Iterator[Path]:
     """Yield a folder of mode 0700 for sockets; remove it at the end, and those of dead agents.
 
+    It is in the temporary folder, or in /tmp where the path of that one is too long.
+
     Raises:
-        OSError: no temporary folder has a short enough path.
+        OSError: no folder can be made there.
     """
     base = Path(tempfile.gettempdir())
+    if len(os.fsencode(base)) > SOCKET_PATH_BYTES - _OWN_BYTES:
+        base = Path("/tmp")  # noqa: S108 - mkdtemp makes a private folder in it
     _sweep(base)
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base))
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        longest = len(os.fsencode(folder / "node9999.sock"))
-        if longest > SOCKET_PATH_BYTES:
-            raise OSError(f"{base}: too long for Unix sockets: set TMPDIR to a shorter folder")
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -15,15 +15,13 @@ from isthmus.protos.own_processes import own_command
 from isthmus.protos.private_files import users_umask
 from isthmus.sites.interfaces import interface_of
 from isthmus.sites.launcher.kernel_kills import KernelKills
-from isthmus.sites.launcher.rank_failures import failure_of_line
+from isthmus.sites.launcher.rank_failures import failure_of_line, last_words
 from isthmus.sites.node.children import start_leashed
 from isthmus.sites.node.failures import describe_end, rank_failure
 from isthmus.sites.node.order import SiteOrder
 
 TORCHRUN_LOG = "torchrun.log"
 """File in a node's folder for the launcher's own output."""
-LAST_BYTES = 4096
-"""Bytes at the end of a rank's stderr that are searched for its last line."""
 
 log = logging.getLogger(__name__)
 
@@ -136,21 +134,6 @@ class Torchrun:
             exit_code=exit_code,
             log_path=str(self._folder / TORCHRUN_LOG),
         )
-
-
-def last_words(log: Path) -> str:
-    """Return the last line of a script's stderr; empty: none.
-
-    For a wrong argument, argparse names it there.
-    """
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - LAST_BYTES))
-            lines = file.read(LAST_BYTES).decode(errors="replace").split("\n")
-    except OSError:
-        return ""
-    said = [line.strip() for line in lines if line.strip()]
-    return said[-1] if said else ""
 
 
 def rank_files(folder: Path, name: str, first_rank: int) -> Iterator[tuple[str, Path]]:

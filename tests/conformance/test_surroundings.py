@@ -8,30 +8,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conformance.case import Way
+from tests.conformance.case import REGIMES, Kind, Way
 from tests.conformance.pool import ORACLE, End, Pool
 from tests.conformance.registry import CASES
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.no_cover]
 
-REGIMES = {
-    "sync": (),
-    "delayed": ("regime.kind=delayed",),
-    "local_sgd": ("regime.kind=local_sgd", "regime.sync_every=2"),
-    "diloco": ("regime.kind=diloco", "regime.sync_every=2"),
-    "streaming": ("regime.kind=streaming", "regime.sync_every=4", "regime.fragments=2"),
-}
 SCRIPTS = ("default_dtype", "default_device", "calls_in_inference_mode", "copies_of_the_model")
 QUICK = {("delayed", "ddp", 1), ("diloco", "lone", 1), ("diloco", "ddp", 2)}
 
 
 def ends_of(
-    pool: Pool, folder: Path, script: str, regime: str, way: Way, num_ranks: int
+    pool: Pool, folder: Path, script: str, regime: Kind, way: Way, num_ranks: int
 ) -> dict[str, End]:
     """Return how all ranks end of two sites with so many ranks."""
-    case = dataclasses.replace(CASES[script], job=REGIMES[regime], ranks=(num_ranks, num_ranks))
+    case = dataclasses.replace(CASES[script], ranks=(num_ranks, num_ranks))
     (folder / script).mkdir()
-    ends = pool.run(case, way, folder / script)
+    ends = pool.run(case, way, folder / script, regime)
     del ends[ORACLE]  # which trains otherwise: here sites take steps of their own
     assert not any(each.error for each in ends.values()), ends
     return ends
@@ -53,7 +46,7 @@ def _parameters() -> list[object]:
 
 @pytest.mark.parametrize(("regime", "way", "num_ranks"), _parameters())
 def test_it_learns_the_same_bits(
-    pool: Pool, tmp_path: Path, regime: str, way: Way, num_ranks: int
+    pool: Pool, tmp_path: Path, regime: Kind, way: Way, num_ranks: int
 ) -> None:
     plain = ends_of(pool, tmp_path, "nothing_set", regime, way, num_ranks)
     for script in SCRIPTS:

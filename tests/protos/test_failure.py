@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from isthmus.protos.errors import CorruptDataError, PeerLostError, failure_of
-from isthmus.protos.failure import Failure
+from isthmus.protos.failure import Failure, one_line
 
 FAILURE = Failure(
     code="RANK_KILLED",
@@ -77,3 +77,34 @@ def test_what_a_disk_refuses_is_no_bug_of_ours(number: int) -> None:
     unnamed = failure_of(OSError(number, os.strerror(number)))
     assert (unnamed.code, unnamed.message) == ("FILE_ERROR", os.strerror(number))
     assert failure_of(OSError(errno.EINVAL, "Invalid argument")).code == "INTERNAL"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "Caught ValueError in DataLoader worker process 0.\n"
+            "Original Traceback (most recent call last):\n"
+            + f'  File "{"deep/" * 200}worker.py", line 374, in _worker_loop\n    data = fetch()\n'
+            + "           ^^^^^^^\n"
+            + "ValueError: sample 9 of shard 3 is bad\n",
+            "Caught ValueError in DataLoader worker process 0. ValueError: sample 9 of shard 3 is bad",
+        ),
+        (
+            "\n\n-- Process 1 terminated with the following error:\n"
+            'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\n'
+            "KeyError: 'tokens'\n\nDuring handling of the above exception, another exception occurred:"
+            '\n\nTraceback (most recent call last):\n  File "a.py", line 3, in f\n    raise\n'
+            "OSError: shard.bin: cut short",
+            "-- Process 1 terminated with the following error: KeyError: 'tokens' During handling of "
+            "the above exception, another exception occurred: OSError: shard.bin: cut short",
+        ),
+        (
+            "Traceback (most recent call last): of a text",
+            "Traceback (most recent call last): of a text",
+        ),
+        ("two\n  lines", "two lines"),
+    ],
+)
+def test_what_another_process_said_is_not_cut_off_behind_its_frames(text: str, line: str) -> None:
+    assert one_line(text) == line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import tempfile
 from pathlib import Path
 
@@ -134,12 +135,17 @@ def _check_sweeping(base: Path) -> None:
         assert not dead.exists()
 
 
-def test_a_temporary_folder_with_a_long_path_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("characters", [40, 50, 60, 70, 80, 90, 100, 200])
+def test_sockets_have_short_paths_whatever_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, characters: int
 ) -> None:
-    long = tmp_path / ("x" * 100)
-    long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
-    with pytest.raises(OSError, match="set TMPDIR"), socket_folder():
-        pass
-    assert list(long.iterdir()) == []
+    with tempfile.TemporaryDirectory(prefix="t-") as short:
+        base = Path(short, "x" * (characters - len(short) - 1))
+        base.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(base))
+        with socket_folder() as folder:
+            assert (folder.parent == base) == (characters <= 50)
+            assert len(str(folder / "gateway9999.sock")) <= SOCKET_PATH_BYTES
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(folder / "gateway9999.sock"))
+        assert not folder.exists()

@@ -19,6 +19,7 @@ from isthmus.sites.launcher.rank_failures import (
     PID_FILE,
     cause_first,
     describe_failure,
+    explain_crash,
     failure_of_line,
     line_of,
     write_error_file,
@@ -97,6 +98,22 @@ if action == "handler":
     os.kill(os.getpid(), signal.SIGTERM)
 if action == "future":
     raise RuntimeError("Got an error in a callback: PeerLostError: site b is gone")
+if action == "segv":
+    import ctypes
+    ctypes.string_at(0)
+if action == "abort":
+    os.abort()
+if action in ("worker_raises", "worker_exits"):
+    import torch
+    class Shards:
+        def __len__(self):
+            return 4
+        def __getitem__(self, index):
+            if action == "worker_raises":
+                raise ValueError("sample 9 of shard 3 is bad")
+            sys.stderr.write("libshard: shard 3 has no index\\n")
+            os._exit(3)
+    list(torch.utils.data.DataLoader(Shards(), num_workers=1))
 if action == "misuse":
     from isthmus.protos.errors import LocalProtocolError
     raise LocalProtocolError("leave was called before join")
@@ -391,3 +408,31 @@ def test_a_full_disk_does_not_take_the_status_of_a_rank(
             check=False,
         )
     assert ended.returncode == status
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("action", "code", "exit_code", "text"),
+    [
+        ("segv", "RANK_KILLED", -11, "a bug of native code"),
+        ("abort", "RANK_KILLED", -6, "native code gave up"),
+        ("worker_raises", "SCRIPT_FAILED", 1, "ValueError: sample 9 of shard 3 is bad"),
+        ("worker_exits", "SCRIPT_FAILED", 1, "exited unexpectedly: libshard: shard 3 has no index"),
+    ],
+)
+def test_the_report_says_what_else_stands_in_the_log(
+    tmp_path: Path, action: str, code: str, exit_code: int, text: str
+) -> None:
+    _, failures, logs = run_node(tmp_path, str(write_script(tmp_path)), action, str(tmp_path))
+    first = failures[0]
+    assert (first.rank, first.code, first.exit_code) == (1, code, exit_code), logs
+    assert text in first.message, logs
+    if exit_code < 0:
+        assert "Fatal Python error" in logs
+        assert "script.py" in logs
+
+
+@pytest.mark.parametrize("exit_code", [0, 1, -9, -15, -99])
+def test_ends_that_are_no_crash_are_not_explained(exit_code: int) -> None:
+    assert explain_crash(exit_code) == ""

@@ -63,6 +63,17 @@ def test_outside_a_run_the_error_says_what_to_do() -> None:
         join()
 
 
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_what_has_torch_crash_is_refused(tmp_path: Path) -> None:
+    launched = environment(tmp_path, 0, 0, [1], tmp_path / "gateway")
+    detail = {**launched, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    done = run_script("-c", "import isthmus; isthmus.join()", environ=detail)
+    assert done.returncode == 1
+    assert "ConfigError" in done.stderr
+    assert "say TORCH_DISTRIBUTED_DEBUG=INFO" in done.stderr
+
+
 def test_a_nodes_gateways_divide_its_ranks(tmp_path: Path) -> None:
     whole = environment(tmp_path, 0, 0, [4], tmp_path / "gateway")
     whole |= {"ISTHMUS_GATEWAY": "/g2:/g3", "LOCAL_WORLD_SIZE": "4"}

@@ -32,6 +32,7 @@ from isthmus.sites.worker.exchange.collectives import (
 from isthmus.sites.worker.exchange.gateway_link import AloneLink, GatewayLink, Link, SiteOnlyLink
 from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.shard_encoder import encodes_here
+from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.expected_devices import NO_DEVICE, expected_device, unlike
 from isthmus.topology.spec.run_spec import RunSpec
 
@@ -83,6 +84,11 @@ def join(
 
 def _join_launched(launched: Environment, *, averages: bool) -> Site:
     """Join the gateway that the launcher names."""
+    if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
+        raise ConfigError(
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL has torch's DistributedDataParallel crash (SIGSEGV), as "
+            "it is made or in a communication hook: say TORCH_DISTRIBUTED_DEBUG=INFO"
+        )
     spec, timeouts = launched.spec, launched.spec.timeouts
     device = choose_device()
     # Where sites take steps of their own, what crosses is made in the host's memory.

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 
+from isthmus.sites.worker.checks.module_hooks import ModuleHook
 from isthmus.sites.worker.exchange.rounds import HASHED_NUMEL
 from isthmus.sites.worker.exchange.tensor_hashes import ParameterHashes, as_bytes, hashes_of
 
@@ -56,9 +57,9 @@ class ForwardWatch:
         """From here on inputs are not looked at."""
         self._sent_at = 0
         """Steps that had been taken when buffers were hashed the last time."""
+        hook = ModuleHook(self._before_forward)
         self.undo = [
-            each.register_forward_pre_hook(self._before_forward, with_kwargs=True).remove
-            for each in models
+            each.register_forward_pre_hook(hook, with_kwargs=True).remove for each in models
         ]
 
     def take_inputs(self) -> int:

@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from isthmus.protos.errors import ScriptError
+from isthmus.sites.worker.checks.module_hooks import ModuleHook
 from isthmus.sites.worker.exchange.rounds import Round
 from isthmus.sites.worker.exchange.sharding import laid_out_as, local_of
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
@@ -175,8 +176,8 @@ class LocalSteps:
                 )
                 self._warn = None
 
-        self._undo.append(model.register_forward_pre_hook(note_pass).remove)
-        self._undo.append(model.register_state_dict_pre_hook(note_saved).remove)  # type: ignore[no-untyped-call]
+        self._undo.append(model.register_forward_pre_hook(ModuleHook(note_pass)).remove)
+        self._undo.append(model.register_state_dict_pre_hook(ModuleHook(note_saved)).remove)  # type: ignore[no-untyped-call]
 
     # ---------------------------------------------------------------- a step
 
