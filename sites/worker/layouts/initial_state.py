@@ -97,12 +97,12 @@ class InitialState:
             LayoutMismatchError: at all ranks.
         """
         own = "\n".join(labels).encode()
-        size = numbers_of(torch.tensor([len(own)], dtype=torch.int64).view(torch.uint8))
-        size = size.to(self.device)
+        length = torch.tensor([len(own)], dtype=torch.int64, device="cpu")
+        size = numbers_of(length.view(torch.uint8)).to(self.device)
         self._hear_first([size], _ANY_LAYOUT)
-        block = torch.zeros(8, dtype=torch.uint8)
+        block = torch.zeros(8, dtype=torch.uint8, device="cpu")
         _write_back(size.cpu(), [block])
-        told = torch.zeros(int(block.view(torch.int64)), dtype=torch.uint8)
+        told = torch.zeros(int(block.view(torch.int64)), dtype=torch.uint8, device="cpu")
         if self.is_first:
             told.copy_(torch.frombuffer(bytearray(own), dtype=torch.uint8))
         numbers = numbers_of(told).to(self.device)
@@ -110,7 +110,7 @@ class InitialState:
         _write_back(numbers.cpu(), [told])
         first = bytes(told.tolist()).decode().split("\n")
         pairs = [*itertools.zip_longest(labels, first, fillvalue="not there")]
-        differs = torch.zeros(len(first) + 1, device=self.device)
+        differs = torch.zeros(len(first) + 1, dtype=torch.float32, device=self.device)
         for place in [at for at, (here, there) in enumerate(pairs) if here != there][:1]:
             differs[place] = 1.0
         self._average([differs], _ANY_LAYOUT, 1.0)
