@@ -14,5 +14,16 @@ from tests.conformance.cases import (
     wrappers,
 )
 
-GROUPS = (loops, optimizers, models, lone, changes, wrappers, surroundings, data, checkpoints, delayed)
+GROUPS = (
+    loops,
+    optimizers,
+    models,
+    lone,
+    changes,
+    wrappers,
+    surroundings,
+    data,
+    checkpoints,
+    delayed,
+)
 """In the order of the table in docs/integration.md."""
