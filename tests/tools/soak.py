@@ -70,6 +70,8 @@ LOOK_S = 0.2
 FIRST_RECORDS = 30
 BEGIN_S = 300.0
 """The first steps have so long to come."""
+COORDINATOR_DOWN_S = 8.0
+"""Less than from fault to fault: while it is away, nobody decides that a site is lost."""
 BACK_S = 120.0
 """A site is back so long after the latest fault at the most."""
 WANTED_GOODPUT = 0.9
@@ -261,7 +263,8 @@ def strike(deployment: Deployment, kind: str, site: str, rng: random.Random) -> 
     """Let something fail; return for how many seconds it lasts."""
     agent = deployment.process(site)
     if kind == "coordinator":
-        deployment.down_until_s["coordinator"] = time.monotonic() + rng.uniform(1.0, 20.0)
+        down_s = rng.uniform(1.0, COORDINATOR_DOWN_S)
+        deployment.down_until_s["coordinator"] = time.monotonic() + down_s
         if coordinator := deployment.process("coordinator"):
             coordinator.kill()
         return 0.0
