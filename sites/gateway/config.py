@@ -95,6 +95,8 @@ class GatewayConfig:
     """Folder of this node for the training state that a rejoining site copies from the others."""
     fetches_state: bool = True
     """Whether this gateway fetches that state on behalf of all gateways of its node."""
+    steps_per_round: int = 1
+    """Steps that ranks make from one round of the regime to the next."""
     return_share: float = 1.0
     """Share of a link's bandwidth that the transfer of such a state may use."""
     links: tuple[PeerLink, ...]

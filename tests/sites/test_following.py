@@ -6,7 +6,12 @@ import itertools
 
 import pytest
 
-from isthmus.sites.gateway.reduction.following import GAINS, NEAR, NEAR_EVERY, Following
+from isthmus.sites.gateway.reduction.following import (
+    GAINS,
+    NEAR_EVERY,
+    NEAR_STEPS,
+    Following,
+)
 
 PATIENCE_S = 10.0
 
@@ -30,7 +35,7 @@ def followed(
 
 def test_a_site_that_is_faster_says_that_it_is_near_now_and_then() -> None:
     said = followed(Following(PATIENCE_S), 9.0, step_s=0.01, others_s=0.1, behind=50)
-    assert all(found <= NEAR for _, found in said)
+    assert all(found <= NEAR_STEPS for _, found in said)
     assert 45 <= said[0][0] <= 60
     rounds = [round_ for round_, _ in said]
     assert all(later - one >= NEAR_EVERY for one, later in itertools.pairwise(rounds))
@@ -38,21 +43,32 @@ def test_a_site_that_is_faster_says_that_it_is_near_now_and_then() -> None:
 
 def test_a_site_as_fast_as_the_others_that_is_hardly_behind_rejoins_with_its_first_round() -> None:
     """As a script without `site.sampler` is, once it has the state: it would gain nothing."""
-    said = followed(Following(PATIENCE_S), 9.0, step_s=0.2, others_s=0.2, behind=NEAR)
-    assert said[0] == (0, NEAR)
+    said = followed(Following(PATIENCE_S), 9.0, step_s=0.2, others_s=0.2, behind=NEAR_STEPS)
+    assert said[0] == (0, NEAR_STEPS)
+
+
+@pytest.mark.parametrize(("steps_per_round", "near"), [(1, 2), (2, 1), (3, 0), (30, 0)])
+def test_where_rounds_are_of_several_steps_it_is_near_by_steps(
+    steps_per_round: int, near: int
+) -> None:
+    """Else others would wait for twice the steps of a round, though it gains on them."""
+    said = [
+        Following(PATIENCE_S, steps_per_round).begins(0, behind - 1, 0.0) for behind in range(4)
+    ]
+    assert said == [behind if behind <= near else None for behind in range(4)]
 
 
 def test_a_site_that_gains_is_not_waited_for() -> None:
     said = followed(Following(PATIENCE_S), 30.0, step_s=0.06, others_s=0.1, behind=200)
     assert 485 <= said[0][0] <= 510
-    assert {found for _, found in said} <= {0, 1, NEAR}
+    assert {found for _, found in said} <= {0, 1, NEAR_STEPS}
 
 
 def test_a_fast_site_that_lacks_very_much_is_not_waited_for() -> None:
     """After a while it has made up for a sixth of it, and the others could wait for the rest."""
     said = followed(Following(PATIENCE_S), 60.0, step_s=0.01, others_s=0.02, behind=2900)
     assert 5780 <= said[0][0] <= 5810
-    assert said[0][1] <= NEAR
+    assert said[0][1] <= NEAR_STEPS
 
 
 @pytest.mark.parametrize(("step_s", "others_s", "behind"), [(0.08, 0.1, 200), (0.1, 0.1, 12)])

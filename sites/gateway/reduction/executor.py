@@ -185,7 +185,7 @@ class Executor:
         self._encoding_bytes = 0
         """float32 bytes of own parts admitted and not yet queued on links."""
         self._last_arrival_s: dict[GatewayId, float] = {}
-        self._following = Following(config.peer_lost_s)
+        self._following = Following(config.peer_lost_s, config.steps_per_round)
         self._newest = -1
         """Latest round of which a frame came before a rank had posted it; -1: none."""
         self._newest_s = math.inf

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-NEAR = 2
-"""Rounds that a site may be behind to rejoin at once."""
+NEAR_STEPS = 2
+"""Steps that a site may be behind to rejoin at once."""
 NEAR_EVERY = 16
 """Rounds between two announcements of that: the rejoin may fail."""
 GAINS = 1 / 4
@@ -44,9 +44,11 @@ class Mark:
 class Following:
     """Tracks how far the ranks of a site that is catching up are behind the others."""
 
-    def __init__(self, patience_s: float) -> None:
+    def __init__(self, patience_s: float, steps_per_round: int = 1) -> None:
         """Begin before the first round; `patience_s` is what the others' waits are measured by."""
         self._patience_s = patience_s
+        self._near = NEAR_STEPS // steps_per_round
+        """Rounds that the site may be behind to rejoin at once."""
         self._first_s = 0.0
         """When the ranks began their first round."""
         self._near_s = math.inf
@@ -75,11 +77,11 @@ class Following:
             gains = (since.num_behind - now.num_behind) / (round_ - since.round)
             wait_s = now.num_behind * round_s
             may_wait_s = max(self.wait_s, GAINS * (now_s - self._first_s))
-            is_in_vain = now.num_behind > NEAR or now_s - self._near_s >= self._patience_s
+            is_in_vain = now.num_behind > self._near or now_s - self._near_s >= self._patience_s
             if is_in_vain and gains < GAINS and wait_s <= may_wait_s:
                 self.wait_s = may_wait_s
                 return now.num_behind + int(LEEWAY_S / round_s)
-        if now.num_behind > NEAR or round_ < self._silent_until:
+        if now.num_behind > self._near or round_ < self._silent_until:
             return None
         self._silent_until, self._near_s = round_ + NEAR_EVERY, min(self._near_s, now_s)
         return now.num_behind
