@@ -250,7 +250,7 @@ class GradientReported:
     step: int
     gradient_hash: int
     input_hash: int = 0
-    """Of what its first rank called the model with."""
+    """Hash of the inputs that its first rank called the model with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ class SlowAccounts:
 
     def __init__(self) -> None:
         self.periods: list[SlowPeriod] = []
-        """Of each who was told of, all his times in one."""
+        """One for each site or rank that was named, over all the times that it was slow."""
         self._accounts: dict[tuple[str, int | None], _Account] = {}
 
     @property

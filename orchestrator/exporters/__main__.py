@@ -42,7 +42,7 @@ LOCK = "exporters.lock"
 LOCK_S = FINISH_S + 5.0
 """Time for the exporters of an earlier coordinator, which finish, to end."""
 _MOST_CHARS = 500
-"""Of a script's arguments: older MLflow servers refuse longer parameters."""
+"""Limit on a script's arguments: older MLflow servers refuse longer parameters."""
 _NICE = 10
 """It may share its machine with ranks."""
 

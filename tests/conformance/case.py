@@ -22,7 +22,7 @@ BOTH: tuple[Way, ...] = ("ddp", "fsdp2")
 AVERAGE: tuple[Way, ...] = ("average",)
 LONE: tuple[Way, ...] = ("lone",)
 Kind = Literal["sync", "delayed", "diloco", "streaming"]
-"""Of a regime."""
+"""The kinds of regime."""
 REGIMES: Mapping[Kind, tuple[str, ...]] = {
     "sync": (),
     "delayed": ("regime=delayed",),
@@ -74,13 +74,13 @@ Outcome = Refused | Literal["equal", "alike", "finite"]
 
 
 APART: Mapping[Kind, Outcome] = {"diloco": ALIKE}
-"""Of a script that is not the same at all sites where these have the same data."""
+"""What comes of a script that differs by site, where all sites have the same data."""
 
 
 NO_FIRST: Mapping[Kind, Outcome] = {
     "delayed": Refused("AttributeError|RuntimeError|TypeError", r"None|nested_tensorlist")
 }
-"""Of a script that takes the first step's gradients for granted, which has none in `delayed`."""
+"""What comes of a script that takes the first step's gradients for granted: `delayed` has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,7 +116,7 @@ def test_who_is_not_the_sites_agent_gets_no_supervisor(certified: Path, tmp_path
 
 
 def test_renewed_certificates_count_without_a_restart(certified: Path, tmp_path: Path) -> None:
-    """Of another authority, so that nothing of the former ones helps."""
+    """They are another authority's, so that nothing of the former ones helps."""
     with served("a", tmp_path) as (_, address):
         newer = tmp_path / "newer"
         certify(newer, "a")

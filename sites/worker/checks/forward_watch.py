@@ -52,7 +52,7 @@ class ForwardWatch:
         self._verify_every = verify_every
         self._send_buffers = send_buffers
         self._inputs: xxhash.xxh3_64 | None = None
-        """Of the step that goes on; None: nothing has come that tells data apart."""
+        """Hash of the current step's inputs; None: nothing has come that tells data apart."""
         self._last_step = num_steps() + HASHED_STEPS
         """From here on inputs are not looked at."""
         self._sent_at = 0

@@ -112,7 +112,7 @@ class Sampler:
         self._num_drawn = 0
         self._num_used = 0
         self._loop = object()
-        """Of the iterator that draws."""
+        """Identifies the iterator that draws; an earlier one has ended."""
         self._at_first_step: tuple[int, int] | None = None
         """What had been drawn and used after the first step of this loop."""
         self._since_then = (0, 0)

@@ -70,7 +70,7 @@ class InitialState:
         return all(self._compare([combined], layout))
 
     def _compare(self, parts: Sequence[bytes], layout: int) -> list[bool]:
-        """Say which of these, of 8 bytes, all ranks of all sites have alike.
+        """Return, for each of these parts of 8 bytes, whether all ranks of all sites have it alike.
 
         First all hear the first site's, then whether anybody has others. A site whose ranks differ
         says so: were each rank to decide by its own state alone, some would go on to the next

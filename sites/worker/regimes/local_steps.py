@@ -256,7 +256,7 @@ class LocalSteps:
         self._unfit_step = torch.where(is_first, float(step), self._unfit_step)
 
     def _since(self) -> str:
-        """Say since when values of this site may not be finite."""
+        """Return a clause that names the first step whose gradient was not finite; else empty."""
         step = 0 if self._unfit_step is None else int(self._unfit_step)
         return f"; the site's gradient was not finite first in step {step}" if step else ""
 

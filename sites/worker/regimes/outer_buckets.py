@@ -41,7 +41,7 @@ Entry = tuple[str, float | None]
 """What an optimizer keeps of a parameter under some key: the dtype of a tensor, empty for a plain
 number; and the number, None for a tensor that is laid out as the parameter."""
 Entries = Mapping[str, Mapping[str, Entry]]
-"""Of each parameter, by name and key."""
+"""Entries of each parameter, by the parameter's name and the entry's key."""
 Pieces = Sequence[torch.Tensor]
 """What a rank holds of a bucket, of each of its slices in turn."""
 
