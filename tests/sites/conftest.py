@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,14 @@ def process_group() -> Iterator[None]:
     ensure_process_group(torch.device("cpu"), LONG_S)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def no_watchers_of_others() -> Iterator[None]:
+    """Forget what was attached in this process, and has not left."""
+    yield
+    if passes := sys.modules.get("isthmus.sites.worker.checks.backward_passes"):
+        passes._watchers.clear()
 
 
 @pytest.fixture

@@ -88,7 +88,10 @@ def test_a_lost_gateway_ends_its_ranks_and_is_suspected_by_the_others(tmp_path: 
         killer.join()
     assert codes == dict.fromkeys(NAMES, 0)
     saved = results(tmp_path)
-    assert {saved[name]["code"] for name in NAMES} == {"GATEWAY_EXITED"}
+    told = {name for name in NAMES if saved[name]["code"] == "GATEWAY_EXITED"}
+    assert {name.partition("-")[0] for name in told} == {"site0", "site1"}
+    # A rank may meet its neighbour's end first, in DDP's own broadcast of buffers.
+    assert all("closed by peer" in saved[name]["text"] for name in {*NAMES} - told)
 
 
 @pytest.mark.parametrize(

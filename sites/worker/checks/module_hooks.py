@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import torch
+
 
 class ModuleHook:
     """Calls something of ours; a copy or a pickle has a standard function that does nothing."""
@@ -25,3 +27,12 @@ class ModuleHook:
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what takes any arguments and returns None, wherever it is read."""
         return getattr, (nullcontext(), "__exit__")
+
+
+class UntracedModuleHook(ModuleHook):
+    """One that runs as it is in a compiled model, too."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, *args: object) -> Any:  # noqa: ANN401 - what torch takes
+        """Call it."""
+        return self._call(*args)

@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.checks.backward_passes import watch_backward
-from isthmus.sites.worker.checks.module_hooks import ModuleHook
+from isthmus.sites.worker.checks.module_hooks import UntracedModuleHook
 from isthmus.sites.worker.exchange.rounds import Round
 from isthmus.sites.worker.exchange.sharding import is_sharded, laid_out_as, local_of
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
@@ -130,13 +130,15 @@ class Delayed:
         """To which the script clips gradients, as far as it is known."""
         self._landed: list[Round] = []
         hook.after_gradients = self._exchange_gradients
-        began: Callable[..., None] = torch.compiler.disable(self._begin_forward)  # type: ignore[no-untyped-call]
-        ended: Callable[..., None] = torch.compiler.disable(self._end_pass)  # type: ignore[no-untyped-call]
         self._undo: list[Callable[[], None]] = []
         for model in models if looks else ():
             self._undo += [
-                model.register_forward_pre_hook(ModuleHook(began), prepend=True).remove,
-                model.register_forward_hook(ModuleHook(ended), always_call=True).remove,
+                model.register_forward_pre_hook(
+                    UntracedModuleHook(self._begin_forward), prepend=True
+                ).remove,
+                model.register_forward_hook(
+                    UntracedModuleHook(self._end_pass), always_call=True
+                ).remove,
             ]
         if looks:
             self._undo.append(watch_backward(self))
