@@ -16,7 +16,6 @@ import xxhash
 from isthmus.protos.errors import (
     CorruptDataError,
     LayoutMismatchError,
-    NoTokensError,
     RemoteProtocolError,
     StaleGenerationError,
 )
@@ -158,7 +157,6 @@ def _sealed_target(plan: str, codec: str) -> Target:
         refusals=(
             CorruptDataError,
             LayoutMismatchError,
-            NoTokensError,
             RemoteProtocolError,
             StaleGenerationError,
         ),

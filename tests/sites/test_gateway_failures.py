@@ -176,18 +176,6 @@ def test_a_rank_with_a_nan_is_named_with_its_tensor_where_the_run_is_to_stop(
             assert "rank 0: in step 3 the gradient of w held a NaN" in failed["message"]
 
 
-def test_no_tokens_anywhere(tmp_path: Path) -> None:
-    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
-    with gateways(configs) as members, ExitStack() as stack:
-        for member in members:
-            rank = join(stack, member)[0]
-            rank.share(0, 10)
-            rank.reduce(0, 0, 10, 0.0)
-        failed = members[0].end()
-        assert failed is not None
-        assert failed["code"] == "NO_TOKENS"
-
-
 def test_a_gradient_that_is_not_finite_stops_the_run_if_so_configured(tmp_path: Path) -> None:
     configs = [gateway_config(tmp_path, GATHER_2, site, non_finite="stop") for site in range(2)]
     with gateways(configs) as members, ExitStack() as stack:

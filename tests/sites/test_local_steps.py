@@ -421,6 +421,33 @@ def test_a_gradient_over_no_tokens_counts_for_nothing(
 
 
 @pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("kind", ["local_sgd", "diloco", "streaming"])
+def test_rounds_without_a_token_move_nothing(kind: str) -> None:
+    """Of sites that have just caught up, none has a token, and they may be the only ones left."""
+    regime = regime_of(kind, sync_every=2)
+    site = lone_site(RecordingLink(), regime=regime)
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    site.attach(model, optimizer)
+    loop = site._parts.attachment.loop
+    assert loop is not None
+    site._parts.steps.listen(lambda step: step % 2 or loop.make_common())
+    for step in range(4):
+        if step == 2:
+            before = [*map(torch.clone, model.parameters())]
+        optimizer.zero_grad()
+        site.count_tokens(0 if step >= 2 else 2)
+        backward(model(torch.full((2, 4), 1.0 + step)).square().mean())
+        optimizer.step()
+    moments = [optimizer.state[each]["exp_avg_sq"] for each in model.parameters()]
+    assert all(bool(each.any()) for each in moments)
+    if kind == "local_sgd":
+        assert all(map(torch.equal, before, model.parameters()))
+    site.leave()
+
+
+@pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("kind", ["delayed", "local_sgd", "diloco", "streaming"])
 @pytest.mark.parametrize("inputs", [1, 8])
 def test_the_hash_of_a_gradient_tells_sites_data_apart(kind: str, inputs: int) -> None:

@@ -26,7 +26,6 @@ import numpy as np
 from isthmus.protos.errors import (
     CorruptDataError,
     LayoutMismatchError,
-    NoTokensError,
     RemoteProtocolError,
 )
 from isthmus.protos.frame import ChunkKey, Frame, Kind
@@ -210,7 +209,6 @@ class ChunkReduction:
 
         Raises:
             CorruptDataError: a payload has the wrong length or content.
-            NoTokensError: the weights of all sites add up to 0.
             RemoteProtocolError: a result came before this site sent its part.
         """
         if isinstance(event, Own):
@@ -269,7 +267,7 @@ class ChunkReduction:
             yield Send(role.parent, self._frame(Kind.CONTRIBUTION, weight, encoded.payload))
             return
         frames = self._frames
-        self._add_up(own, own.values, self._divisor(weight))
+        self._add_up(own, own.values, _divisor(weight))
         if role.receivers:
             encoded = self._encode(Kind.RESULT, own.values)
             frame = self._frame(Kind.RESULT, weight, encoded.payload)
@@ -315,7 +313,7 @@ class ChunkReduction:
         is_result = frames[0].key.kind is Kind.RESULT
         with self._decoding():
             parts = [BY_NUMBER[each.codec].part(each.payload, self._numel) for each in frames]
-            add_up(parts, self._own.values, None if is_result else self._divisor(weight))
+            add_up(parts, self._own.values, None if is_result else _divisor(weight))
         yield self._finish(weight, frames)
 
     def _finish(self, weight: float, frames: tuple[Frame, ...]) -> Finish:
@@ -325,12 +323,6 @@ class ChunkReduction:
         with self._decoding():
             squares = loops.sum_of_squares(self._own.values)
         return Finish(weight, squares, frames)
-
-    def _divisor(self, weight: float) -> np.float32:
-        divisor = np.float32(weight)
-        if not divisor > 0:
-            raise NoTokensError(f"no site has a token behind {self._name}: nothing to divide by")
-        return divisor
 
     def _add_up(self, own: Own, out: Floats, divisor: np.float32 | None) -> None:
         """Write the sum of all parts in site order to `out`, divided by `divisor` if given."""
@@ -529,6 +521,11 @@ class BucketReduction:
         most_bytes = codec.max_bytes(self.bucket.grid.span(key.chunk)[1])
         if len(frame.payload) > most_bytes:
             raise RemoteProtocolError(f"{name}: {len(frame.payload)} bytes, at most {most_bytes}")
+
+
+def _divisor(weight: float) -> np.float32:
+    """Return what a sum of such a weight is divided by; infinity makes zeros of no tokens."""
+    return np.float32(weight) if weight > 0 else np.float32(np.inf)
 
 
 def add_up(parts: Sequence[Part], out: Floats, divisor: np.float32 | None) -> None:

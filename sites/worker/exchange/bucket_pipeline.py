@@ -557,7 +557,9 @@ class BucketPipeline:
             reduced = self._open.wait_reduced(current, bucket)
             if reduced is None:
                 return
-            if reduced.weight == 0.0:
+            # Sites that catch up give no token, and may be the only ones left.
+            may_be_empty = current.terms.may_be_empty or current.is_catching_up
+            if reduced.weight == 0.0 and not may_be_empty:
                 raise NoTokensError("no rank of any site has tokens (count_tokens)")
             if bucket.work is not None:
                 bucket.work.land(bucket.slot.region)

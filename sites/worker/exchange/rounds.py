@@ -107,6 +107,8 @@ class RoundTerms:
     """Says since when it may not be finite, behind that; nothing, where it is of this step."""
     is_background: bool = False
     """Training goes on while it crosses, until somebody waits for it."""
+    may_be_empty: bool = False
+    """All sites may have counted no token: the average is 0 then."""
 
 
 PLAIN = RoundTerms()

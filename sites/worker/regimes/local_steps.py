@@ -335,7 +335,8 @@ class LocalSteps:
 
         First all ranks of all sites tell which moments they have. Where a site has not used a
         parameter, it gets the others' moments of it, and the count of the first site that has any:
-        so all have what a run has that goes on from here.
+        so all have what a run has that goes on from here. Where only sites are left that have just
+        caught up, and so none has a token, each counts as much as any other.
         """
         names = {id(each): name for name, each in self._trained.items()}
         owners = {
@@ -345,12 +346,14 @@ class LocalSteps:
             for each in group["params"]
             if id(each) in names
         }
-        kept = self._buckets.agree_on_entries(
+        kept, has_tokens = self._buckets.agree_on_entries(
             {
                 name: _entries_of(state.get(self._trained[name], {}), self._trained[name])
                 for name, (state, _) in owners.items()
-            }
+            },
+            self._latest_tokens,
         )
+        weight = self._latest_tokens if has_tokens else 1.0
         moments: dict[str, dict[str, torch.Tensor]] = {}
         for name, entries in kept.items():
             for key, entry in entries.items():
@@ -367,7 +370,7 @@ class LocalSteps:
                     for name, each in self._trained.items()
                     if name not in found
                 }
-                self._buckets.average_exactly(self._latest_tokens, absent | flats, key, place)
+                self._buckets.average_exactly(weight, absent | flats, key, place)
 
 
 def _entries_of(state: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, Entry]:

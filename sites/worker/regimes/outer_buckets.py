@@ -241,6 +241,7 @@ class OuterBuckets:
             what="value",
             since=since,
             is_background=True,
+            may_be_empty=True,
             counted_by=self.data_ranks,
         )
         opened = self._pipeline.begin(tokens, terms)
@@ -280,6 +281,7 @@ class OuterBuckets:
             is_gradient=True,
             what="value",
             since=since,
+            may_be_empty=True,
             counted_by=self.data_ranks,
             num_slots=self._num_slots(),
         )
@@ -291,21 +293,26 @@ class OuterBuckets:
             future.wait()
         return finished
 
-    def agree_on_entries(self, own: Entries) -> Entries:
-        """Return what any rank of any site has told, each entry as the first site has it."""
-        told: list[Entries] = [own] * self._world_size
+    def agree_on_entries(self, own: Entries, tokens: float) -> tuple[Entries, bool]:
+        """Return what any rank of any site has told, and whether any of them has a token.
+
+        Args:
+            own: what this rank has; of an entry that several have, the first site's is returned.
+            tokens: this rank's.
+        """
+        told: list[tuple[Entries, bool]] = [(own, tokens > 0.0)] * self._world_size
         if self._world_size > 1:
-            dist.all_gather_object(told, own)
+            dist.all_gather_object(told, told[0])
         data = tell_all(
             self._pipeline,
-            json.dumps(_first_of(told)).encode(),
+            json.dumps(_joined(told)).encode(),
             site=self._site,
             num_sites=self._num_sites,
             rank=dist.get_rank(),
             device=self._device,
             first_bucket=first_bucket_of(1),
         )
-        return _first_of([json.loads(each) for each in data if each])
+        return _joined([json.loads(each) for each in data if each])
 
     def average_exactly(
         self, tokens: float, flats: Mapping[str, torch.Tensor], what: str, place: int
@@ -412,10 +419,12 @@ class OuterBuckets:
         )
 
 
-def _first_of(told: Iterable[Entries]) -> Entries:
-    """Return all entries; of several of the same parameter and key, the first."""
+def _joined(told: Iterable[tuple[Entries, bool]]) -> tuple[Entries, bool]:
+    """Return all entries, of several of the same parameter and key the first; and any token."""
     found: dict[str, dict[str, Entry]] = {}
-    for each in told:
-        for name, entries in each.items():
+    has_tokens = False
+    for of_one, has_some in told:
+        has_tokens = has_tokens or has_some
+        for name, entries in of_one.items():
             found[name] = {**entries, **found.get(name, {})}
-    return found
+    return found, has_tokens
