@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write what tests/conformance proves into docs/integration.md: what works, what is refused.
+"""Write what tests/conformance proves into docs/conformance.md: what works, what is refused.
 
 Usage: python scripts/gen_conformance.py [--check]
 With --check nothing is written: exit 1 when the page is out of date.
@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 from tests.conformance.case import BOTH, Case, Refused, Way  # noqa: E402
 from tests.conformance.registry import CASES, GROUPS  # noqa: E402
 
-PAGE = ROOT / "docs" / "integration.md"
+PAGE = ROOT / "docs" / "conformance.md"
 BEGIN, END = "<!-- made by scripts/gen_conformance.py -->", "<!-- end -->"
 WAYS = {"ddp": "DDP", "fsdp2": "FSDP2", "average": "`average_gradients`", "lone": "no wrapper"}
 

@@ -1,10 +1,14 @@
-"""The docs name files, pages and commands: each of them is there, and no line is too long."""
+"""The docs name files, pages and commands: each of them is there, and no line is too long.
+
+And the site that is made of them builds without a warning.
+"""
 
 from __future__ import annotations
 
 import functools
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +85,13 @@ def test_lines_are_short(page: Path) -> None:
     assert not [
         number for number, line in lines if len(line) > COLUMNS and not line.startswith("|")
     ]
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    options = ["-f", str(ROOT / ".mkdocs.yml"), "-d", str(tmp_path)]
+    built = subprocess.run(
+        [*command, *options], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert "attach" in (tmp_path / "api.html").read_text()

@@ -141,11 +141,10 @@ class SiteRun:
     def resume(self, message: Resume) -> None:
         """Go on in a new epoch."""
         if self._epochs is not None:
-            self._opinions.forget(message.enters)
             if message.endpoints and self._processes is not None:
                 self._processes.tell_addresses(message.endpoints)
             try:
-                self._epochs.resume(message)
+                self._opinions.begin(self._epochs.resume(message), message.enters)
             except SiteError as error:
                 self._fail_stage(error)
 

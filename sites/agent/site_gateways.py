@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from isthmus.protos.control.v1.control_pb2 import (
@@ -64,8 +64,8 @@ class EpochChange:
         self._waits_for = ("", 0)
         self._tell({"op": "cancel", "epoch": epoch})
 
-    def resume(self, message: Resume) -> None:
-        """Have the gateways go on in a new epoch.
+    def resume(self, message: Resume) -> Epoch:
+        """Have the gateways go on in a new epoch, and return it.
 
         Raises:
             SiteError: this build cannot read the message.
@@ -89,6 +89,7 @@ class EpochChange:
                 "follows": list(epoch.follows),
             }
         )
+        return epoch
 
     def answered(self, answer: Mapping[str, Any]) -> None:
         """Take a gateway's answer; answer for the site once all gateways have.
@@ -133,13 +134,17 @@ class Opinions:
     def __init__(self) -> None:
         self._by_site: dict[str, dict[int, Suspect]] = {}
         """Suspicions by suspected site and own gateway."""
+        self._members: Container[str] | None = None
+        """Members of the epoch; None: the run's first."""
 
     def take(self, message: Mapping[str, Any]) -> Suspect | Reached | None:
         """Record a gateway's suspicion or its end; return the merged one if it changed.
 
-        A site is suspected while any gateway suspects it.
+        A site is suspected while any gateway suspects it, and it is a member.
         """
         site, gateway = message["site"], message["gateway"]
+        if self._members is not None and site not in self._members:
+            return None
         before = self._of(site)
         if message["op"] == "reached":
             self._by_site.get(site, {}).pop(gateway, None)
@@ -158,9 +163,13 @@ class Opinions:
         found = (self._of(site) for site in self._by_site)
         return [each for each in found if each is not None]
 
-    def forget(self, sites: Iterable[str]) -> None:
-        """Drop suspicions of sites that take part again, with new gateways."""
-        for site in sites:
+    def begin(self, epoch: Epoch, enters: Iterable[str]) -> None:
+        """Drop suspicions of sites that are no members, or come back with new gateways.
+
+        A coordinator that starts later would take them for news of a site that has come back since.
+        """
+        self._members = epoch.members
+        for site in {*self._by_site}.difference(epoch.members) | {*enters}:
             self._by_site.pop(site, None)
 
     def _of(self, site: str) -> Suspect | None:

@@ -26,4 +26,4 @@ GROUPS = (
     checkpoints,
     delayed,
 )
-"""In the order of the table in docs/integration.md."""
+"""In the order of the table in docs/conformance.md."""

@@ -1,4 +1,4 @@
-"""docs/integration.md says what the suite proves."""
+"""docs/conformance.md says what the suite proves."""
 
 from scripts import gen_conformance
 
