@@ -37,6 +37,9 @@ _PROBE = "/isthmus.exchange.v1.Probe/"
 CALLERS: Mapping[str, str] = {
     f"{_CONTROL}Session": AGENT,
     f"{_CONTROL}ShipLogs": AGENT,
+    f"{_CONTROL}GetBlobs": AGENT,
+    f"{_CONTROL}MissingBlobs": OPERATOR,
+    f"{_CONTROL}PutBlobs": OPERATOR,
     f"{_CONTROL}Submit": OPERATOR,
     f"{_CONTROL}GetRun": OPERATOR,
     f"{_CONTROL}ListRuns": OPERATOR,

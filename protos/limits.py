@@ -10,6 +10,12 @@ RUN_SPEC_BYTES = 8 << 20
 """Limit on a run's spec, which lists every link: a mesh of 32 sites has half a MiB."""
 PASSED_ENV_BYTES = 16 << 10
 """Limit on all variables together that a job passes on to its ranks."""
+BLOB_PART_BYTES = 1 << 20
+"""Longest part of a carried file: several pass in the time of one heartbeat on a slow link."""
+CARRIED_BYTES = 512 << 20
+"""Limit on all files of a folder that is carried to sites."""
+CARRIED_FILES = 20_000
+"""Limit on their number: their names are one message."""
 CONTROL_CHANNEL_BYTES = 3 * DOCUMENT_BYTES + RUN_SPEC_BYTES
 """The control channel's limit: Prepare carries two documents and a run's spec."""
 LOG_BATCH_BYTES = 32 << 10

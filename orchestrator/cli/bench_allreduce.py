@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.bench_conditions import condition_options, emulator_for
 from isthmus.orchestrator.cli.bench_folder import (
     Progress,
@@ -16,7 +17,6 @@ from isthmus.orchestrator.cli.bench_folder import (
     measured,
     sources,
 )
-from isthmus.orchestrator.cli.command_errors import CommandError
 from isthmus.orchestrator.cli.options import (
     DURATION,
     Parsed,

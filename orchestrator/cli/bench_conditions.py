@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.options import DURATION, Parsed, all_of
 from isthmus.orchestrator.documents import load_topology_file
 from isthmus.orchestrator.emulator.site_namespaces import netns_problem

@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.display import live_on_stderr
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.whole_run import run_to_end

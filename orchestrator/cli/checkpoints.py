@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from isthmus.orchestrator.cli.checkpoint_choice import named_checkpoints, newest_good_checkpoint
-from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.api.checkpoint_choice import named_checkpoints, newest_good_checkpoint
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.options import home_option, json_option, out_option, with_output
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.run_folder.home import home_folder

@@ -5,44 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 import traceback
-from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from isthmus.protos.catalogue import CATALOGUE
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.protos.failure import FILE_ERRNOS, reason_of
 from isthmus.topology.spec.errors import ConfigError, Problem
-
-Where = Mapping[str, Any] | list[Mapping[str, Any]] | None
-
-
-class CommandError(Exception):
-    """A command cannot do what it was asked, or the run that it was about did not end well."""
-
-    def __init__(
-        self, code: str, message: str, where: Where = None, details: str = "", hint: str = ""
-    ) -> None:
-        """Describe the error as both streams show it.
-
-        Args:
-            code: A key of protos/catalogue.py.
-            message: One line.
-            where: The place, for programs.
-            details: For people, above the message: the lines with their carets, or how the command
-                is used.
-            hint: For people; empty: the catalogue's.
-        """
-        super().__init__(message)
-        self.code = code
-        self.where = where
-        self.details = details
-        self.hint = hint or CATALOGUE[code].hint
-
-    @property
-    def exit_code(self) -> int:
-        """The command's exit status."""
-        return int(CATALOGUE[self.code].exit_code)
 
 
 def describe(error: Exception) -> CommandError:

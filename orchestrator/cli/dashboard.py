@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.options import FOLDER, home_option, with_output
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.run_dashboard import HOST, PORT, require_dashboard

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli import log_text
-from isthmus.orchestrator.cli.command_errors import CommandError
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.views import (
     exit_code_of,

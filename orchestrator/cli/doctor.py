@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.options import (
     FILE,
     home_option,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.options import home_option, set_option, topology_argument, with_output
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.up import bring_down, described

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.options import (
     ADDRESS,
     emulator_option,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import click
 from click.shell_completion import CompletionItem
 
-from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.documented import error_texts, status_texts
 from isthmus.orchestrator.cli.options import with_output
 from isthmus.orchestrator.cli.output import Output

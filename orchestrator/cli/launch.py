@@ -12,7 +12,8 @@ from pathlib import Path
 
 import click
 
-from isthmus.orchestrator.cli.checkpoint_choice import newest_good_checkpoint
+from isthmus.orchestrator.api.checkpoint_choice import newest_good_checkpoint
+from isthmus.orchestrator.api.submission import submit
 from isthmus.orchestrator.cli.display import finish, progress
 from isthmus.orchestrator.cli.doctor import preflight_failed
 from isthmus.orchestrator.cli.options import (
@@ -31,7 +32,6 @@ from isthmus.orchestrator.cli.options import (
 )
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.run_dashboard import RunDashboard, require_dashboard, run_dashboard
-from isthmus.orchestrator.cli.run_submission import submit
 from isthmus.orchestrator.client.run_reader import reading
 from isthmus.orchestrator.doctor.document_checks import (
     light_problems,
@@ -149,8 +149,10 @@ def command(
         require_dashboard()
     if allow_cpu:
         overrides = (*overrides, "allow_cpu=true")
+    resumed = None
     if resume is not None:
-        overrides = (*overrides, _resumed(output, resume, home))
+        resumed, override = _resumed(output, resume, home)
+        overrides = (*overrides, override)
     pair = load_pair(
         job, overrides, topology_path, arguments=arguments, to_plan=plan_path is not None
     )
@@ -169,7 +171,16 @@ def command(
         dashboard = (
             held.enter_context(run_dashboard(home_folder(home), name)) if wants_dashboard else None
         )
-        folder = submit(pair, home_folder(home), name, coordinator, faults, priority)
+        folder = submit(
+            pair,
+            home_folder(home),
+            name,
+            coordinator,
+            faults,
+            priority,
+            resumed=resumed,
+            told=output.note,
+        )
         logs_of = _first_site(pair) if _has_logs(wants_logs) else None
         try:
             if dashboard is not None:
@@ -185,14 +196,14 @@ def command(
             return output.result(data, exit_code=exit_code)
 
 
-def _resumed(output: Output, choice: str, home: Path | None) -> str:
-    """Return the job's setting that goes on from the newest good checkpoint of a choice."""
+def _resumed(output: Output, choice: str, home: Path | None) -> tuple[str, str]:
+    """Return the run of the newest good checkpoint, and the setting that goes on from it."""
     place, manifest = newest_good_checkpoint(output, choice, home_folder(home))
     output.note(f"resumes {manifest.run} after step {manifest.step}: {place}")
     if manifest.missing:
         sites = ", ".join(manifest.missing)
         output.note(f"warning: it lacks what ranks of {sites} had of their own")
-    return f"checkpoint.resume={json.dumps(place)}"
+    return manifest.run, f"checkpoint.resume={json.dumps(place)}"
 
 
 def _check(output: Output, pair: Pair, home: Path, *, is_here: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.interruption import INTERRUPTION
 from isthmus.protos import envelope
 from isthmus.protos.envelope import finite

@@ -12,7 +12,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.options import (
     DURATION,
     Parsed,

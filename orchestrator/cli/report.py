@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.options import (
     coordinator_option,
     home_option,

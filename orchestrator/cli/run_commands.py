@@ -217,7 +217,7 @@ def saved(reader: RunReader, choice: RunChoice, deadline_s: float) -> str:
     Raises:
         NoCheckpointError: the run keeps none.
     """
-    from isthmus.orchestrator.cli.checkpoint_choice import store_of
+    from isthmus.orchestrator.api.checkpoint_choice import store_of
     from isthmus.protos.checkpoint.requests import request_checkpoint, saved_step
 
     run = reader.get()

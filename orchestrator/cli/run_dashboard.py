@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.run_folder.home import RunFolder
 from isthmus.protos.own_processes import own_command
 

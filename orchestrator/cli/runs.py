@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.options import RUN_NAME, Parsed, home_option, json_option, with_output
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.views import run_line

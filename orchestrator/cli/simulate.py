@@ -12,8 +12,8 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.bench_folder import bench_folder, new_bench, new_folder, note_plans
-from isthmus.orchestrator.cli.command_errors import CommandError
 from isthmus.orchestrator.cli.options import (
     DURATION,
     FOLDER,

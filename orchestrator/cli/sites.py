@@ -6,7 +6,7 @@ import time
 
 import click
 
-from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.options import json_option, run_options, timeout_option
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.run_commands import saved

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import click
 
-from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.options import (
     PATH,
     json_option,

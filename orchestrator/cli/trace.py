@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.options import out_option, run_options
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.evidence.record.run_record import read_run_record

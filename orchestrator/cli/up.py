@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.options import (
     home_option,
     set_option,

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from isthmus.orchestrator.cli.command_errors import CommandError
-from isthmus.orchestrator.cli.run_submission import submit
+from isthmus.orchestrator.api.errors import CommandError
+from isthmus.orchestrator.api.submission import submit
 from isthmus.orchestrator.cli.views import exit_code_of, reason_code
 from isthmus.orchestrator.client.recorded_run import RecordedRun
 from isthmus.orchestrator.client.run_reader import reading

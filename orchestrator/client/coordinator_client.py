@@ -106,13 +106,14 @@ class Client:
         decisions: str = "",
         priority: int = 0,
         passed_env: Mapping[str, str] | None = None,
+        code: control_pb2.Code | None = None,
     ) -> control_pb2.SubmitResponse:
         """Submit a run; the same id again answers the same run.
 
         A signal does not end the wait for the answer: nobody would know whether the run goes on.
         `decisions` are those of a plan for the job, as JSON; empty: there is no plan. Of runs that
         wait for the same sites, the one of the highest `priority` begins first. `passed_env` has
-        the values of the job's `pass_env`.
+        the values of the job's `pass_env`, and `code` says what its files are.
 
         Raises:
             ConfigError: the coordinator found mistakes in the documents.
@@ -125,9 +126,32 @@ class Client:
             decisions=decisions,
             priority=priority,
             passed_env=passed_env or {},
+            code=code,
         )
         with self._mapped(invalid=lambda detail: ConfigError([_told(detail)])):
             return self._stub.Submit(request, timeout=self._call_s + DECIDE_S)
+
+    def missing_blobs(self, digests: Iterable[str]) -> list[str]:
+        """Return the digests whose contents the coordinator does not have."""
+        request = control_pb2.BlobNames(digests=map(bytes.fromhex, digests))
+        return [name.hex() for name in self._ask(self._stub.MissingBlobs, request).digests]
+
+    def put_blobs(self, parts: Iterator[control_pb2.BlobPart]) -> None:
+        """Give the coordinator contents, in parts, as fast as it takes them.
+
+        Raises:
+            IsthmusError: it refused one, or the connection broke; what came as a whole stays.
+        """
+        with self._mapped():
+            call = self._stub.PutBlobs.future(parts)
+            try:
+                while True:
+                    INTERRUPTION.check()
+                    with suppress(grpc.FutureTimeoutError):
+                        call.result(timeout=LOOK_S)
+                        return
+            finally:
+                call.cancel()
 
     def offer_join(self, request: control_pb2.OfferJoinRequest) -> None:
         """Have the coordinator keep what a join token is good for."""

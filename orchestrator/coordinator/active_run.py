@@ -37,6 +37,7 @@ from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.errors import StateConflictError
 from isthmus.protos.failure import one_line
 from isthmus.topology.spec.exporters import Exporters
+from isthmus.topology.spec.units import format_size
 
 PROGRESS_S = 1.0
 """Between two writings of the latest metrics into the journal."""
@@ -83,6 +84,8 @@ class ActiveRun:
         """
         self.run_id = submission.run_id
         self.generation = generation
+        self._fetching: dict[str, str] = {}
+        """What each site fetched last before its gateways started, in words."""
         self.changed = asyncio.Event()
         """Set at each change of state and replaced by a new one: wait on the one that you see."""
         self._submission = submission
@@ -201,6 +204,9 @@ class ActiveRun:
             self._documents_failing,
             self._files,
         )
+        for each in told.sites:
+            if each.state == control_pb2.SITE_STATE_JOINED:
+                each.fetching = self._fetching.get(each.site, "")
         told.notes.extend(each.trouble for each in troubles if each.trouble)
         return told
 
@@ -302,6 +308,10 @@ class ActiveRun:
                 self.handle(run_events.BuffersReported(site, metric.step, hashes))
                 continue
             values, labels = dict(metric.values), _short(dict(metric.labels))
+            if metric.kind == metrics.FETCH:
+                self._fetching[site] = _fetching_words(values, labels)
+                self.handle(run_events.SiteFetching(site))
+                continue
             is_new = self._metrics.add(site, metric.kind, metric.step, values, labels)
             reported = link_reported(site, metric)
             if reported is not None:
@@ -579,6 +589,14 @@ class ActiveRun:
         progress = self._metrics.progress()
         progress["totals"]["verified_steps"] = float(self._run.verified_steps)
         return {**progress, "active_s": self._run.active_for_s(time.monotonic())}
+
+
+def _fetching_words(values: Mapping[str, float], labels: Mapping[str, str]) -> str:
+    what = one_line(labels.get(metrics.WHAT, ""))
+    done, total = (values.get(each, 0.0) for each in (metrics.DONE_BYTES, metrics.TOTAL_BYTES))
+    if not (math.isfinite(done) and math.isfinite(total) and done > 0):
+        return what
+    return f"{what}: {format_size(done)}" + (f" of {format_size(total)}" if total else "")
 
 
 def _short(labels: dict[str, str]) -> dict[str, str]:

@@ -27,6 +27,7 @@ from isthmus.orchestrator.core.run_events import RunState
 from isthmus.orchestrator.core.run_queue import MAX_WAITING, RunQueue, Waiting
 from isthmus.orchestrator.run_folder.home import is_folder_name
 from isthmus.orchestrator.run_folder.run_files import RunFiles
+from isthmus.protos.blobs import Blobs
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.errors import (
     IsthmusError,
@@ -51,6 +52,8 @@ CHECK_S = 1.0
 """Between two looks whether the state folder is still there."""
 REFUSALS = 100
 """Calls of strangers that are written down: they must not fill the disk."""
+CARRIED = "carried"
+"""Folder in the state folder for contents that are carried to sites."""
 _MAX_PORT = 65535 - (GATEWAY_PORTS - 1)
 """A gateway's first port; its others are the next ones."""
 LISTED_RUNS = 200
@@ -115,6 +118,8 @@ class Control:
         self.submitted = asyncio.Event()
         """Set with the first run."""
         self.state = journal.path.parent.absolute()
+        self.blobs = Blobs(self.state / CARRIED)
+        """Contents of the folders that runs carry to their sites."""
         self._sites = tuple(site.name for site in topology.sites)
         self._sessions = Sessions(self._sites, self._topology_hash)
         self._own_cores = own_cores
@@ -465,7 +470,13 @@ class Control:
             ConfigError: the documents have mistakes.
             ConfigMismatchError: the topology is not this coordinator's.
         """
-        return decided(request, self._topology_hash, machines)
+        return decided(request, self._topology_hash, machines, self.blobs)
+
+    def carried_by_runs(self) -> set[str]:
+        """Return the folders that runs carry which go on or wait."""
+        going = {run_id for run_id, run in self._runs.items() if not run.has_ended}
+        codes = [self._journal.view(each).about["code"] for each in going | self._queue.run_ids]
+        return {code["digest"] for code in codes if code.get("is_carried")}
 
     def submit(self, submission: Submission) -> None:
         """Begin a run, or have it wait for its sites; nothing, if there is one of that name.

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import grpc
 from isthmus.orchestrator.coordinator.control import Control
 from isthmus.orchestrator.coordinator.control_messages import event_message
 from isthmus.orchestrator.run_folder.log_files import LogReader
+from isthmus.protos.blobs import STORE_BYTES, Blobs
 from isthmus.protos.control.v1 import control_pb2, control_pb2_grpc
 from isthmus.protos.error_statuses import STATUS
 from isthmus.protos.errors import (
@@ -30,6 +31,7 @@ from isthmus.protos.join_tokens import holder_of
 from isthmus.protos.limits import CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES, LOG_BATCH_BYTES
 from isthmus.protos.mutual_tls import caller_of
 from isthmus.protos.security import control_security, require_own_site
+from isthmus.topology.spec.carried_folder import CarriedFolder
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.timeouts import Timeouts
 from isthmus.topology.spec.world import Endpoint
@@ -167,8 +169,38 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
                     self._control.decide, request, self._control.machines()
                 )
                 self._control.submit(submission)
+                if submission.spec.carried is not None:
+                    used = self._control.carried_by_runs()
+                    await asyncio.to_thread(_clear, self._control.blobs, used)
             state = str(self._control.state)
             return control_pb2.SubmitResponse(run_id=request.run_id, state=state)
+
+    async def MissingBlobs(
+        self, request: control_pb2.BlobNames, context: Context
+    ) -> control_pb2.BlobNames:
+        """Return which contents have yet to be put."""
+        async with _answering(context):
+            names = [name.hex() for name in request.digests]
+            missing = await asyncio.to_thread(self._control.blobs.missing, names)
+        return control_pb2.BlobNames(digests=map(bytes.fromhex, missing))
+
+    async def PutBlobs(
+        self, request_iterator: AsyncIterator[control_pb2.BlobPart], context: Context
+    ) -> control_pb2.PutBlobsResponse:
+        """Keep contents; those that came as a whole stay when the call breaks."""
+        async with _answering(context), self._streaming():
+            async for part in request_iterator:
+                await asyncio.to_thread(self._control.blobs.take, part)
+        return control_pb2.PutBlobsResponse()
+
+    async def GetBlobs(
+        self, request: control_pb2.BlobNames, context: Context
+    ) -> AsyncIterator[control_pb2.BlobPart]:
+        """Yield contents in parts."""
+        async with _answering(context):
+            parts = self._control.blobs.parts(name.hex() for name in request.digests)
+            while (part := await asyncio.to_thread(next, parts, None)) is not None:
+                yield part
 
     async def GetRun(self, request: control_pb2.GetRunRequest, context: Context) -> control_pb2.Run:
         """Return a run as it is."""
@@ -330,6 +362,14 @@ async def _read(context: AgentContext) -> control_pb2.AgentMessage | None:
     """Return the next message; None when the agent has nothing more to say."""
     message = await context.read()
     return message if isinstance(message, control_pb2.AgentMessage) else None
+
+
+def _clear(blobs: Blobs, folders: Collection[str]) -> None:
+    """Forget contents that nothing has used for long, but none of `folders`."""
+    used = set(folders)
+    for digest in folders:
+        used |= {file.digest for file in CarriedFolder.from_bytes(blobs.read(digest)).files}
+    blobs.keep_within(STORE_BYTES, used)
 
 
 async def _wait(changed: asyncio.Event, timeout_s: float) -> None:

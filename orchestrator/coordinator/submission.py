@@ -12,12 +12,14 @@ from typing import Any
 
 from isthmus.orchestrator.exporters.libraries import exporter_problems
 from isthmus.orchestrator.run_folder.run_files import RunFiles
+from isthmus.protos.blobs import Blobs
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.errors import ConfigMismatchError, RemoteProtocolError
 from isthmus.protos.limits import PASSED_ENV_BYTES, RUN_SPEC_BYTES
 from isthmus.topology.documents.load import load_topology
 from isthmus.topology.documents.run_decisions import decide_reduction, decide_run
 from isthmus.topology.documents.run_documents import DocumentText, RunDocuments, load_run
+from isthmus.topology.spec.carried_folder import Carried, CarriedFolder, is_digest
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.hashing import topology_hash
 from isthmus.topology.spec.job import Job, Reduction
@@ -45,6 +47,8 @@ class Submission:
     topology_document: control_pb2.Document
     priority: int = 0
     """The run with the highest begins first, where several wait for the same sites."""
+    code: control_pb2.Code = field(default_factory=control_pb2.Code)
+    """Where the job's files were when it was launched, and what they were."""
     passed_env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The values of the job's `pass_env`. Secrets: they are in nothing that is written of a run."""
 
@@ -90,11 +94,29 @@ class Submission:
                 }
                 for link in self.spec.topology.links
             ],
+            "code": _code_view(self.code),
             "job_source": self.job_document.source,
             "topology_source": self.topology_document.source,
             "job_overrides": list(self.job_document.overrides),
             "topology_overrides": list(self.topology_document.overrides),
         }
+
+
+def _code_view(code: control_pb2.Code) -> dict[str, Any]:
+    """Return what the journal keeps of a run's code; empty: nothing is known."""
+    if not code.source:
+        return {}
+    return {
+        "digest": code.digest,
+        "source": code.source,
+        "is_carried": code.is_carried,
+        "commit": code.commit,
+        "is_changed": code.is_changed,
+        "num_files": code.num_files,
+        "num_bytes": code.num_bytes,
+        "since": code.since,
+        "changes": list(code.changes),
+    }
 
 
 def submitted_before(
@@ -143,7 +165,10 @@ def _document(text: DocumentText) -> control_pb2.Document:
 
 
 def decided(
-    request: control_pb2.SubmitRequest, own_hash: str, machines: Mapping[str, AgentMachine]
+    request: control_pb2.SubmitRequest,
+    own_hash: str,
+    machines: Mapping[str, AgentMachine],
+    blobs: Blobs,
 ) -> Submission:
     """Parse both documents and decide the run; every mistake of both is told at once.
 
@@ -151,6 +176,7 @@ def decided(
         request: What an operator asks for.
         own_hash: The hash of the coordinator's own topology.
         machines: Of the sites whose agents are there.
+        blobs: What this coordinator has been given to be carried.
 
     Raises:
         ConfigError: They have mistakes.
@@ -180,6 +206,7 @@ def decided(
         decide_reduction(run.job, run.topology),
         folder=PurePath(job_text.source).parent,
         replan=_replan(run),
+        carried=_carried(request.code, blobs),
     )
     written = spec.to_bytes()
     if len(written) > RUN_SPEC_BYTES:
@@ -197,8 +224,27 @@ def decided(
         ),
         topology_document=topology_text,
         priority=request.priority,
+        code=request.code,
         passed_env=_passed_env(run.job, request),
     )
+
+
+def _carried(code: control_pb2.Code, blobs: Blobs) -> Carried | None:
+    """Return the folder that comes with the job; None: its files lie at the sites.
+
+    Raises:
+        ConfigError: a part of it was not given, or a path leads out of it.
+        CorruptDataError: its list has changed.
+        NotFoundError: its list was not given.
+    """
+    if not code.is_carried:
+        return None
+    if not is_digest(code.digest):
+        raise ConfigError("code: the folder that is carried has no digest")
+    folder = CarriedFolder.from_bytes(blobs.read(code.digest))
+    if missing := blobs.missing(file.digest for file in folder.files):
+        raise ConfigError(f"code: {len(missing)} files of it are not here: launch the job again")
+    return Carried(digest=code.digest, source=code.source)
 
 
 def _passed_env(job: Job, request: control_pb2.SubmitRequest) -> dict[str, str]:

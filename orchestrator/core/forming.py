@@ -39,6 +39,10 @@ class Forming:
         self._deadline_s = now_s + self._within_s
         self.wan = WanStage(known.topology)
 
+    def put_off(self, now_s: float) -> None:
+        """Begin the time for the start anew: a site fetches, which takes as long as it takes."""
+        self._deadline_s = now_s + self._within_s
+
     def is_late(self, now_s: float) -> bool:
         """Whether the start takes too long."""
         return now_s >= self._deadline_s

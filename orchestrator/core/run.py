@@ -254,6 +254,8 @@ class Run:
                 yield from sites.resumed(event)
             case run_events.AgentEnded():
                 yield from sites.agent_ended(event, now_s)
+            case run_events.SiteFetching():
+                self._forming.put_off(now_s)
             case run_events.SitePrepared():
                 yield from sites.prepared(event)
             case run_events.SiteRunning():

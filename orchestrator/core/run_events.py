@@ -294,6 +294,13 @@ class NonFiniteReported:
 
 
 @dataclass(frozen=True, slots=True)
+class SiteFetching:
+    """A site gets on with what it fetches before its gateways start."""
+
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
 class SiteNoted:
     """Something that people should know of a site while the run goes on."""
 
@@ -548,6 +555,7 @@ Event = (
     | AgentCame
     | AgentMissed
     | AgentEnded
+    | SiteFetching
     | SitePrepared
     | NamespacesOpened
     | NamespacesRefused

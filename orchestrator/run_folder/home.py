@@ -27,6 +27,8 @@ ANNOUNCED = "coordinator.json"
 """Written by a coordinator when it listens: {"address", "pid", "generation"}."""
 CHECKPOINTS = "checkpoints.json"
 """Written by launch for a run with checkpoints: {"store", "resumed"}, both a folder or URL."""
+CODE = "code.json"
+"""Written by launch for a job with files: {"digest", "source"}."""
 PLAN = "plan.json"
 """Written by launch for a planned run: {"why", "predicted", "alternatives"}, for people."""
 REMOTE = "remote.json"
@@ -131,6 +133,15 @@ class RunFolder:
         """Checkpoint that the run resumed from; None: none."""
         return _string(read_object(self.path / CHECKPOINTS), "resumed")
 
+    def remember_code(self, digest: str, source: str) -> None:
+        """Record the run's code: the digest of its files, and their folder."""
+        (self.path / CODE).write_text(json.dumps({"digest": digest, "source": source}) + "\n")
+
+    @property
+    def code(self) -> dict[str, object]:
+        """What `remember_code` recorded; empty: nothing was."""
+        return read_object(self.path / CODE)
+
     def remember_plan(self, told: Mapping[str, object]) -> None:
         """Record what the run's plan says beside its decisions."""
         (self.path / PLAN).write_text(json.dumps(told, indent=1) + "\n")
@@ -163,7 +174,7 @@ class RunFolder:
         Files of other writers stay.
         """
         # The job last: while it exists, no other process claims the folder.
-        for name in (TOPOLOGY, REMOTE, CHECKPOINTS, PLAN, TLS, NUMBER, JOB):
+        for name in (TOPOLOGY, REMOTE, CHECKPOINTS, CODE, PLAN, TLS, NUMBER, JOB):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # the log of a coordinator that did not start stays
             self.path.rmdir()

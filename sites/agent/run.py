@@ -36,6 +36,7 @@ from isthmus.protos.control.v1.control_pb2 import (
     Stall,
 )
 from isthmus.protos.failure import Failure
+from isthmus.sites.agent.carried import fetch
 from isthmus.sites.agent.last_checkpoint import save_before_end
 from isthmus.sites.agent.logs import LogShipper
 from isthmus.sites.agent.rank_paces import RankPaces
@@ -44,10 +45,12 @@ from isthmus.sites.agent.site_failures import awaits_cause, order_failures
 from isthmus.sites.agent.site_gateways import EpochChange, Opinions
 from isthmus.sites.agent.site_processes import Place, SiteProcesses
 from isthmus.sites.agent.stalls import Stalls
+from isthmus.sites.node.carried import blobs_of
 from isthmus.sites.node.children import kill_descendants
 from isthmus.sites.node.failures import SiteError
 from isthmus.sites.node.node import Listener
-from isthmus.sites.node.order import SiteOrder, read_order
+from isthmus.sites.node.order import SiteOrder, make_order, read_spec
+from isthmus.sites.node.site_data import DataAtSite
 
 _STEP_TIMES = 32
 """Number of recent step times kept; the shortest bounds how fast the run may go."""
@@ -224,10 +227,7 @@ class SiteRun:
     async def _stages(self, tasks: asyncio.TaskGroup) -> None:
         """Run all stages from the order to the end of the ranks; return early if one fails."""
         try:
-            order = await asyncio.to_thread(
-                read_order, self._prepare, self._place.site, self._place.state
-            )
-            self._order = order
+            order = self._order = await self._read_order()
             processes = SiteProcesses(
                 order,
                 self._prepare,
@@ -242,8 +242,7 @@ class SiteRun:
             )
             endpoints = await processes.start_gateways()
             self._put(prepared=SitePrepared(**self._name, endpoints=endpoints))
-            async with asyncio.timeout(2 * order.spec.timeouts.start_s):
-                peers = await self._started
+            peers = await self._started  # the coordinator stops a run whose start takes too long
             await processes.connect(peers)
             if order.spec.job.probe is not None:
                 self._put(running=SiteRunning(**self._name))
@@ -256,14 +255,29 @@ class SiteRun:
                     self._put(done=SiteDone(**self._name, round=last_round))
                     await self._released.wait()
                 await processes.leave()
-        except TimeoutError:
-            self._fail_stage(SiteError("START_TIMED_OUT", "the coordinator never said Start"))
         except OSError as error:  # no space, processes or memory: the machine's fault, not a bug
             place = error.filename or f"site {self._place.site}"
             message = f"{place}: the run's processes cannot be started: {error.strerror or error}"
             self._fail_stage(SiteError("LAUNCH_FAILED", message))
         except SiteError as error:
             self._fail_stage(error)
+
+    async def _read_order(self) -> SiteOrder:
+        """Read the order, and have here what the job is carried with and the data that it wants."""
+        place = self._place
+        spec = await asyncio.to_thread(read_spec, self._prepare, place.site)
+        if spec.is_carried_to(place.site):
+            await fetch(blobs_of(place.state), spec, self._session.get_blobs, self._put_fetched)
+        order = await asyncio.to_thread(make_order, self._prepare, spec, place.site, place.state)
+        loop = asyncio.get_running_loop()
+        data = DataAtSite(
+            order, place.state, lambda *told: loop.call_soon_threadsafe(self._put_fetched, *told)
+        )
+        try:
+            await asyncio.to_thread(data.provide)
+        finally:
+            data.stop()
+        return order
 
     async def _train(self, processes: SiteProcesses, tasks: asyncio.TaskGroup) -> None:
         joined = tasks.create_task(self._tell_joined(processes), name="joined")
@@ -406,6 +420,8 @@ class SiteRun:
                 labels = {metrics.REASON: f"{node}{message['what']}"}
                 told = Metric(kind=metrics.TROUBLE, rank=-1, step=-1, labels=labels)
                 self._session.outbox.put_metric(self.run_id, self.generation, told)
+            case "fetch":
+                self._put_fetched(str(message["what"]), message["done"], message["total"])
             case "rank_left":
                 rank = int(message["rank"])
                 self._left_s[rank] = time.monotonic()
@@ -466,6 +482,17 @@ class SiteRun:
         elif opinion is not None:
             opinion.run_id, opinion.generation = self.run_id, self.generation
             self._put(suspect=opinion)
+
+    def _put_fetched(self, what: str, done_bytes: float, total_bytes: float) -> None:
+        """Tell how far something is that the site fetches before its ranks start."""
+        metric = Metric(
+            kind=metrics.FETCH,
+            rank=-1,
+            step=-1,
+            values={metrics.DONE_BYTES: done_bytes, metrics.TOTAL_BYTES: total_bytes},
+            labels={metrics.WHAT: what},
+        )
+        self._session.outbox.put_metric(self.run_id, self.generation, metric)
 
     def _put_epoch(self, message: Settled | Resumed) -> None:
         message.run_id, message.generation = self.run_id, self.generation

@@ -18,7 +18,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -27,6 +27,8 @@ import grpc
 from isthmus.protos import metrics
 from isthmus.protos.control.v1.control_pb2 import (
     AgentMessage,
+    BlobNames,
+    BlobPart,
     CoordinatorMessage,
     Digest,
     Heartbeat,
@@ -283,6 +285,19 @@ class Session:
         """
         try:
             await self._dialler.stub.ShipLogs(request, timeout=SHIP_S)
+        except grpc.aio.AioRpcError as error:
+            raise error_for(error.code(), error.details() or "") from error
+
+    async def get_blobs(self, digests: Sequence[str]) -> AsyncIterator[BlobPart]:
+        """Yield contents of a carried folder, in parts.
+
+        Raises:
+            IsthmusError: the coordinator does not have one, or the connection broke.
+        """
+        names = BlobNames(digests=[bytes.fromhex(digest) for digest in digests])
+        try:
+            async for part in self._dialler.stub.GetBlobs(names):
+                yield part
         except grpc.aio.AioRpcError as error:
             raise error_for(error.code(), error.details() or "") from error
 

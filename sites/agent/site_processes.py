@@ -19,6 +19,7 @@ from isthmus.protos.versions import build
 from isthmus.sites.agent.logs import OwnLines
 from isthmus.sites.agent.node_launch import NodePlace, node_places
 from isthmus.sites.agent.remote_node import RemoteNode
+from isthmus.sites.node.carried import blobs_of
 from isthmus.sites.node.children import kill_descendants
 from isthmus.sites.node.node import Listener, Node
 from isthmus.sites.node.order import SiteOrder
@@ -153,6 +154,8 @@ class SiteProcesses:
         )
         self._others.append(supervisor)
         self._tasks.create_task(supervisor.read(), name=f"node{node}")
+        if order.spec.is_carried_to(order.site.name):
+            await supervisor.carry(blobs_of(self._place.state))
         return await supervisor.start_gateways()
 
     def _dialled_host(self, place: NodePlace) -> str | None:

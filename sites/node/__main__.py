@@ -22,15 +22,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from isthmus.protos.control.v1.control_pb2 import Prepare
+from isthmus.protos.control.v1.control_pb2 import BlobPart, Prepare
 from isthmus.protos.failure import Failure, reason_of, text_of
 from isthmus.protos.private_files import keep_private, private_folder
 from isthmus.protos.save_time import save_within_s
 from isthmus.protos.versions import build
+from isthmus.sites.node.carried import blobs_of, missing_of
 from isthmus.sites.node.children import adopt_orphans, kill_descendants
 from isthmus.sites.node.failures import SiteError
 from isthmus.sites.node.node import Listener
-from isthmus.sites.node.order import read_order
+from isthmus.sites.node.order import make_order, read_spec
+from isthmus.sites.node.site_data import DataAtSite
 from isthmus.sites.node.sockets import socket_folder
 from isthmus.sites.node.stream import (
     GREETING,
@@ -131,7 +133,11 @@ class _Service:
         self._sockets = sockets
         self._writer = writer
         self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
         self._stages: set[asyncio.Task[None]] = set()
+        self._prepare = Prepare.FromString(base64.b64decode(order.prepare))
+        self._spec = read_spec(self._prepare, order.site)
+        self._blobs = blobs_of(Path(order.state))
         self._supervisor: Supervisor | None = None
         self._grace_s = 0.0
 
@@ -195,8 +201,15 @@ class _Service:
             self._say({"id": message["id"], "result": result})
 
     async def _call(self, call: str, message: Mapping[str, Any]) -> object:
-        if call == "start_gateways":
-            self._supervisor = await self._prepared()
+        match call:
+            case "missing_blobs":
+                return await asyncio.to_thread(missing_of, self._blobs, self._spec)
+            case "take_blob":
+                part = BlobPart.FromString(base64.b64decode(message["part"]))
+                await asyncio.to_thread(self._blobs.take, part)
+                return None
+            case "start_gateways":
+                self._supervisor = await self._prepared()
         supervisor = self._supervisor
         if call == "end":
             return await self._end(message["grace_s"])
@@ -227,9 +240,15 @@ class _Service:
         return None
 
     async def _prepared(self) -> Supervisor:
-        order = self._order
-        prepare = Prepare.FromString(base64.b64decode(order.prepare))
-        read = await asyncio.to_thread(read_order, prepare, order.site, Path(order.state))
+        order, prepare = self._order, self._prepare
+        read = await asyncio.to_thread(
+            make_order, prepare, self._spec, order.site, Path(order.state)
+        )
+        data = DataAtSite(read, Path(order.state), self._on_fetched)
+        try:
+            await asyncio.to_thread(data.provide)
+        finally:
+            data.stop()
         self._grace_s = read.spec.timeouts.stop_grace_s / 2
         return Supervisor(
             read,
@@ -258,6 +277,10 @@ class _Service:
 
     def _on_said(self, gateway: int, message: Mapping[str, Any]) -> None:
         self._say({"said": message, "gateway": gateway})
+
+    def _on_fetched(self, what: str, done: float, total: float) -> None:
+        message = {"op": "fetch", "what": what, "done": done, "total": total}
+        self._loop.call_soon_threadsafe(self._on_said, -1, message)
 
     def _on_failed(self, failure: Failure) -> None:
         self._say({"failed": failure_fields(failure)})

@@ -12,6 +12,7 @@ from pathlib import Path
 from isthmus.protos.control.v1.control_pb2 import Prepare
 from isthmus.protos.failure import one_line
 from isthmus.sites.facts.files import cannot_enter
+from isthmus.sites.node.carried import blobs_of, lay_out
 from isthmus.sites.node.failures import SiteError
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.job import Job
@@ -24,6 +25,8 @@ TRAINER = "isthmus.sites.trainer"
 """The module that runs when the job names no script."""
 SPEC_FILE = "run_spec.json"
 """The file in the run's folder that ranks read."""
+DATA = "data"
+"""Folder in the run's folder with the job's data that has no path of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +85,16 @@ class SiteOrder:
             "ISTHMUS_GATEWAY": os.pathsep.join(map(str, sockets)),
             "ISTHMUS_SPEC": str(self.folder / SPEC_FILE),
             "ISTHMUS_RUN_FOLDER": str(self.folder),
+            **({"ISTHMUS_DATA": str(self.folder / DATA)} if self.spec.job.data else {}),
         }
         return environment | ({"ISTHMUS_RETURNS": "1"} if self.returns else {})
 
 
-def read_order(prepare: Prepare, site: str, state: Path) -> SiteOrder:
-    """Read the coordinator's Prepare, and make the run's folder.
+def read_spec(prepare: Prepare, site: str) -> RunSpec:
+    """Read the run's spec in the coordinator's Prepare.
 
     Raises:
-        SiteError: this build cannot read it, or a file that the run needs is missing.
+        SiteError: this build cannot read it.
     """
     if not prepare.run_spec:
         raise SiteError(
@@ -98,9 +102,17 @@ def read_order(prepare: Prepare, site: str, state: Path) -> SiteOrder:
             "the coordinator sent no spec of the run: update isthmus at the coordinator",
         )
     try:
-        spec = RunSpec.from_bytes(prepare.run_spec, f"site {site}")
+        return RunSpec.from_bytes(prepare.run_spec, f"site {site}")
     except ConfigError as error:
         raise SiteError("CONFIG_MISMATCH", one_line(error.problems[0].message)) from error
+
+
+def make_order(prepare: Prepare, spec: RunSpec, site: str, state: Path) -> SiteOrder:
+    """Make the run's folder, with its copy of what was carried here, and return the order.
+
+    Raises:
+        SiteError: a file that the run needs is missing.
+    """
     try:
         place = spec.topology.site(site)
     except KeyError:
@@ -108,7 +120,9 @@ def read_order(prepare: Prepare, site: str, state: Path) -> SiteOrder:
     if spec.job.probe is not None:
         place = replace(place, nodes=1, gateways_per_node=1)  # one gateway measures for all
     folder = _make_folder(prepare, state, place.nodes)
-    job = spec.job_at(site)
+    if spec.is_carried_to(site):
+        lay_out(blobs_of(state), spec, folder)
+    job = spec.job_at(site, folder)
     return SiteOrder(
         run_id=prepare.run_id,
         generation=prepare.generation,
@@ -117,7 +131,7 @@ def read_order(prepare: Prepare, site: str, state: Path) -> SiteOrder:
         site=place,
         folder=folder,
         command=_command(job, site),
-        working_folder=_working_folder(spec.working_folder_at(site), folder, site),
+        working_folder=_working_folder(spec.working_folder_at(site, folder), folder, site),
         job_env=_job_env(job, prepare.passed_env),
         returns=prepare.returns,
     )

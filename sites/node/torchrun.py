@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,9 +20,14 @@ from isthmus.sites.launcher.rank_failures import failure_of_line, last_words
 from isthmus.sites.node.children import start_leashed
 from isthmus.sites.node.failures import describe_end, rank_failure
 from isthmus.sites.node.order import SiteOrder
+from isthmus.topology.spec.job_environment import LEFT_OVER
 
 TORCHRUN_LOG = "torchrun.log"
 """File in a node's folder for the launcher's own output."""
+PROLOGUE_STATUS = 97
+"""Exit status of a node whose prologue failed."""
+PROLOGUE_FAILED = "prologue."
+"""Begins the line that names the failed one."""
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +72,11 @@ class Torchrun:
         # By default Gloo picks the interface of the machine's own name.
         if interface := "lo" if inside_host is None else interface_of(inside_host):
             defaults["GLOO_SOCKET_IFNAME"] = interface
+        kept = {name: value for name, value in os.environ.items() if not LEFT_OVER.fullmatch(name)}
         with (folder / TORCHRUN_LOG).open("ab") as log_file:
             process = await start_leashed(
-                own_command("isthmus.sites.launcher.node", *arguments),
-                env={**defaults, **os.environ, **order.environment(sockets)},
+                after(site.prologue, own_command("isthmus.sites.launcher.node", *arguments)),
+                env={**defaults, **kept, **order.environment(sockets)},
                 log=log_file,
                 talks=True,
                 umask=users_umask(),
@@ -125,6 +132,8 @@ class Torchrun:
         A killed torchrun counts as a killed training process: its ranks die with it.
         """
         end = describe_end(exit_code, self._kernel_kills.explain(exit_code))
+        if exit_code == PROLOGUE_STATUS:
+            end = f"was not started: {last_words(self._folder / TORCHRUN_LOG)}"
         return Failure(
             code="RANK_KILLED" if exit_code < 0 else "LAUNCH_FAILED",
             message=f"torchrun of node {self._node} of site {self._site} {end}",
@@ -134,6 +143,36 @@ class Torchrun:
             exit_code=exit_code,
             log_path=str(self._folder / TORCHRUN_LOG),
         )
+
+
+def after(prologue: Sequence[str], command: Sequence[str]) -> list[str]:
+    """Return the command that runs lines of bash, and then `command` in what they have set up.
+
+    A login shell has what sites define for theirs, as `module`. Where the lines put another python
+    first on the PATH, as environments do, it runs instead of this one. A line may change the
+    command itself, which is `$@`.
+    """
+    if not prologue:
+        return list(command)
+    python, *rest = command
+    script = [
+        f"set -- {shlex.quote(python)} {shlex.join(rest)}",
+        "isthmus_python=$(command -v python3 || :)",
+        "{",
+        *(
+            f"eval {shlex.quote(line)} || {{ isthmus_status=$?; echo "
+            rf"{shlex.quote(f'{PROLOGUE_FAILED}{number}: {line}')} \(status $isthmus_status\); "
+            f"exit {PROLOGUE_STATUS}; }}"
+            for number, line in enumerate(prologue)
+        ),
+        "} </dev/null >&2",
+        "isthmus_now=$(command -v python3 || :)",
+        f'if [ "$isthmus_now" != "$isthmus_python" ] && [ "$1" = {shlex.quote(python)} ]; then',
+        '  shift; set -- "$isthmus_now" "$@"',
+        "fi",
+        'exec "$@"',
+    ]
+    return ["bash", "--login", "-c", "\n".join(script)]
 
 
 def rank_files(folder: Path, name: str, first_rank: int) -> Iterator[tuple[str, Path]]:

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from isthmus.orchestrator.cli.command_errors import CommandError
-from isthmus.orchestrator.cli.run_submission import started_coordinator
+from isthmus.orchestrator.api.errors import CommandError
+from isthmus.orchestrator.api.submission import started_coordinator
 from isthmus.orchestrator.client.coordinator_client import Client
 from isthmus.orchestrator.coordinator.journal import Journal
 from isthmus.orchestrator.run_folder.home import ANNOUNCED, LOG, run_folders

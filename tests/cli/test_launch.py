@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from isthmus.orchestrator.cli import run_submission
+from isthmus.orchestrator.api import submission
 from isthmus.orchestrator.client import run_reader
 from isthmus.orchestrator.coordinator.journal import Journal
 from isthmus.orchestrator.run_folder.home import run_folders
@@ -189,7 +189,7 @@ def test_an_error_that_is_no_files_keeps_what_it_says(
     def refuse(*_: object) -> None:
         raise TimeoutError("nobody has answered")
 
-    monkeypatch.setattr(run_submission, "_submit_to", refuse)
+    monkeypatch.setattr(submission, "_submit_to", refuse)
     done = isthmus("launch", files / "job.yaml", "--coordinator", "127.0.0.1:1")
     assert "nobody has answered" in done.err
 

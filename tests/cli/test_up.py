@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli import up
-from isthmus.orchestrator.cli.command_errors import CommandError
 from isthmus.orchestrator.launchers.standing import (
     COORDINATOR,
     FAILED,

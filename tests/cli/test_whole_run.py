@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.whole_run import run_to_end
 from isthmus.orchestrator.coordinator.journal import Journal
 from isthmus.orchestrator.documents import Pair, load_pair

@@ -72,6 +72,7 @@ def job_of(document: Document) -> Job:
             working_folder=model.working_folder,
             env=tuple(Variable(name=name, value=value) for name, value in model.env.items()),
             pass_env=tuple(model.pass_env),
+            data=tuple(each.resolved() for each in model.data),
             exchange=_made(
                 Exchange,
                 model.exchange,

@@ -101,6 +101,7 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
         gateways_per_node=gateways if isinstance(gateways, int) else 1,
         chooses_gateways=gateways == AUTO,
         job_folder=own.job_folder or "",
+        prologue=tuple(nearest("prologue") or ()),
     )
 
 

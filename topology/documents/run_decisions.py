@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import PurePath
 
+from isthmus.topology.spec.carried_folder import Carried
 from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.job_paths import anchored
 from isthmus.topology.spec.plan_wishes import Replan
@@ -28,10 +29,12 @@ def decide_run(
     *,
     folder: PurePath,
     replan: Replan | None = None,
+    carried: Carried | None = None,
 ) -> RunSpec:
     """Return the spec of a job, including a plan's decisions, on the sites that take part.
 
-    `reduction` comes from `decide_reduction`. The job's relative paths begin at `folder`.
+    `reduction` comes from `decide_reduction`. The job's relative paths begin at `folder`, and
+    `carried` is what sites are given of it.
     """
     spec = RunSpec(
         job=anchored(job, folder),
@@ -42,6 +45,7 @@ def decide_run(
         timeouts=Timeouts.derive(topology.failure),
         job_folder=str(folder),
         replan=replan,
+        carried=carried,
     )
     if spec.first_sites == spec.site_names:
         return spec

@@ -51,6 +51,7 @@ from isthmus.topology.spec.plan_wishes import (
     Replan,
 )
 from isthmus.topology.spec.reduction_plan import TREES_MAX, WEIGHT_MAX
+from isthmus.topology.spec.site_data import SiteData
 from isthmus.topology.spec.suggest import one_of, shown
 from isthmus.topology.spec.units import (
     DURATION,
@@ -646,6 +647,69 @@ VariableName = Annotated[
 ]
 VariableValue = Annotated[str, AfterValidator(_variable_value)]
 _JOB = Job(name="job", topology="topology.yaml")
+DATA_MAX = 100
+"""Limit on the files that a job wants at its sites."""
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+def _digest(value: str) -> str:
+    """Return a sha256 in hex."""
+    if (found := _DIGEST.fullmatch(value)) is None:
+        raise ValueError(
+            f"want sha256: and 64 hex digits, as `sha256sum` prints; got {shown(value)}"
+        )
+    return found[1]
+
+
+Digest = Annotated[
+    str,
+    AfterValidator(_digest),
+    WithJsonSchema({"type": "string", "pattern": rf"^{_DIGEST.pattern}$"}),
+]
+
+
+class SiteDataModel(Strict):
+    """A file that has to lie at every site before ranks start."""
+
+    path: Annotated[
+        Text | None,
+        Field(
+            description="Where it lies at each site, relative to where the script runs. With a "
+            "url absolute; absent: ranks find it in $ISTHMUS_DATA by its name."
+        ),
+    ] = None
+    url: Annotated[
+        Text | None,
+        Field(
+            description="Where a site that lacks it fetches it, by fsspec: s3://bucket/train.bin. "
+            "[it has to be there]"
+        ),
+    ] = None
+    digest: Annotated[Digest | None, Field(description="sha256: and the file's digest.")] = None
+    size: Annotated[
+        Size | None,
+        Field(description="Its exact size, as 17179869184B; of a folder, of all files."),
+    ] = None
+
+    @model_validator(mode="after")
+    def _can_be_found_and_checked(self) -> Self:
+        if self.path is None and self.url is None:
+            raise ValueError("want a path, or a url to fetch it from")
+        if self.digest is None and self.size is None:
+            raise ValueError("want a digest or a size: what lies at a site is checked")
+        if self.url is not None and "://" not in self.url:
+            raise KeyedError("url", f"want a URL, as s3://bucket/file; got {shown(self.url)}")
+        if self.url is not None and self.path is not None and not self.path.startswith("/"):
+            raise KeyedError("path", "want an absolute path, where the url's content is kept")
+        if self.path is None and not self.resolved().name:
+            raise KeyedError("url", "want the URL of a file: it ends with no name")
+        return self
+
+    def resolved(self) -> SiteData:
+        """Return it as runs have it."""
+        return SiteData(path=self.path, url=self.url, digest=self.digest, num_bytes=self.size)
+
+
 _PROBE = Probe()
 PROBE_CONNECTIONS_MAX = 32
 """Limit on parallel connections when a link is measured."""
@@ -750,6 +814,12 @@ class JobModel(Strict):
         description="Names of variables, as of secrets, that ranks have as they are where "
         "`isthmus launch` is called. Their values are written nowhere.",
     )
+    data: list[SiteDataModel] = Field(
+        default_factory=list,
+        max_length=DATA_MAX,
+        description="What has to lie at every site before ranks start: checked, and fetched once "
+        "where there is a url.",
+    )
     exchange: ExchangeModel = Field(default_factory=ExchangeModel)
     reduction: ReductionModel = Field(default_factory=ReductionModel)
     regime: Annotated[
@@ -819,6 +889,14 @@ class JobModel(Strict):
         ExportersModel,
         Field(description="Where figures and events go while the run goes on; else nowhere."),
     ] = Field(default_factory=ExportersModel)
+
+    @model_validator(mode="after")
+    def _data_have_names_of_their_own(self) -> Self:
+        names = [each.resolved().name for each in self.data if each.path is None]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise KeyedError("data", f"two files are called {twice[0]!r}: want a path for one")
+        return self
 
     @model_validator(mode="after")
     def _variables_have_one_value(self) -> Self:

@@ -55,6 +55,8 @@ from isthmus.topology.text.validation import (
 
 MAX_SITES = 64
 MAX_RANKS_PER_NODE = 128
+PROLOGUE_MAX = 100
+"""Limit on the lines before a site's ranks."""
 MAX_FLOWS = 32
 """Limit on competing flows on a link: two processes carry them all."""
 LOOPBACK = "127.0.0.1"
@@ -405,7 +407,15 @@ class SiteModel(Strict):
         AbsolutePath | None,
         Field(
             description="Where the files of a job lie there, as they lie beside the job file here. "
-            "[under the same path as here]"
+            "[they are carried there]"
+        ),
+    ] = None
+    prologue: Annotated[
+        list[Text] | None,
+        Field(
+            max_length=PROLOGUE_MAX,
+            description="Lines for a login shell (bash) before a job's ranks start: `module load "
+            "cuda`, `source env/bin/activate`. `$@` is the ranks' command.",
         ),
     ] = None
 

@@ -11,6 +11,7 @@ from isthmus.topology.spec.job_environment import Variable
 from isthmus.topology.spec.json_fields import IF_USED, IN_USE, REQUIRED
 from isthmus.topology.spec.plan_wishes import PlanWishes
 from isthmus.topology.spec.regime import Regime
+from isthmus.topology.spec.site_data import SiteData
 from isthmus.topology.spec.workload import DescribedModel, Parallel
 
 ON_SAME_DATA = ("refuse", "warn")
@@ -259,6 +260,8 @@ class Job:
     """Environment variables of the ranks, beside those of their machine."""
     pass_env: tuple[str, ...] = field(default=(), metadata=REQUIRED)
     """Names of more, which ranks have as they are where the job is launched: in no document."""
+    data: tuple[SiteData, ...] = field(default=(), metadata=IN_USE)
+    """What has to lie at every site before its ranks start."""
     exchange: Exchange = Exchange()
     reduction: Reduction = Reduction()
     regime: Regime = field(default=Regime(), metadata=IN_USE)

@@ -18,6 +18,14 @@ OURS = re.compile(
 encodes."""
 
 
+LEFT_OVER = re.compile(
+    r"TORCHELASTIC_.*|PET_.*|MASTER_(ADDR|PORT)|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|NODE_RANK"
+    r"|GROUP_(RANK|WORLD_SIZE)|ROLE_(RANK|NAME|WORLD_SIZE)|SLURM_.*|PMIX?_.*|OMPI_.*"
+)
+"""Names by which a launcher tells its processes their ranks: what started an agent tells it nothing
+about the ranks that it starts."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
     """One environment variable of all ranks."""

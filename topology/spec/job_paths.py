@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import posixpath
 from collections.abc import Callable
 from pathlib import PurePath
 
@@ -24,12 +25,13 @@ def moved(job: Job, source: PurePath, target: PurePath) -> Job:
 
     Other paths stay, and so does the checkpoint store, which all sites share.
     """
+    return _with_paths(job, lambda path: moved_path(path, source, target))
 
-    def placed(path: str) -> str:
-        inside = PurePath(path)
-        return str(target / inside.relative_to(source)) if inside.is_relative_to(source) else path
 
-    return _with_paths(job, placed)
+def moved_path(path: str, source: PurePath, target: PurePath) -> str:
+    """Return a path with `target` in place of `source`; another one as it is."""
+    inside = PurePath(posixpath.normpath(path))
+    return str(target / inside.relative_to(source)) if inside.is_relative_to(source) else path
 
 
 def anchored_checkpoint(checkpoint: Checkpoint, folder: PurePath) -> Checkpoint:

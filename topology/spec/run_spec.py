@@ -20,15 +20,25 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from isthmus.topology.spec.carried_folder import Carried
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.job import Job
-from isthmus.topology.spec.job_paths import moved
-from isthmus.topology.spec.json_fields import REQUIRED, json_bytes, json_of, read_json, to_json
+from isthmus.topology.spec.job_paths import moved, moved_path
+from isthmus.topology.spec.json_fields import (
+    IN_USE,
+    REQUIRED,
+    json_bytes,
+    json_of,
+    read_json,
+    to_json,
+)
 from isthmus.topology.spec.plan_wishes import Replan
 from isthmus.topology.spec.reduction_plan import ReductionPlan
 from isthmus.topology.spec.timeouts import Timeouts
 from isthmus.topology.spec.world import Topology
 
+CODE = "code"
+"""Folder in a run's folder at a site: the site's copy of what was carried there."""
 _LIST = "required"
 """Key of the serialised spec for the paths of required fields in use."""
 
@@ -86,21 +96,40 @@ class RunSpec:
     """The reduction that the run begins with, where it begins with some of its sites; None: with
     all, by `reduction`."""
 
-    def job_at(self, site: str) -> Job:
-        """Return the job with its paths at a site, where `job_folder` may be elsewhere."""
-        folder = self.topology.site(site).job_folder
-        return moved(self.job, PurePath(self.job_folder), PurePath(folder)) if folder else self.job
+    carried: Carried | None = field(default=None, metadata=IN_USE)
+    """The folder of the job's files, which sites without a `job_folder` are given; None: they lie
+    there."""
 
-    def working_folder_at(self, site: str) -> str | None:
+    def job_at(self, site: str, run_folder: PurePath) -> Job:
+        """Return the job with its paths at a site, whose run's folder is `run_folder`."""
+        source, target = self._moved_at(site, run_folder)
+        return moved(self.job, source, target)
+
+    def working_folder_at(self, site: str, run_folder: PurePath) -> str | None:
         """Return the folder in which the script runs at a site; None: the run's, or unknown.
 
         The shipped trainer needs no folder of the user's.
         """
-        job = self.job_at(site)
+        job = self.job_at(site, run_folder)
         if job.working_folder is not None:
             return job.working_folder
-        folder = self.topology.site(site).job_folder or self.job_folder
-        return folder if job.entrypoint is not None and folder else None
+        if job.entrypoint is None or not self.job_folder:
+            return None
+        source, target = self._moved_at(site, run_folder)
+        return str(moved_path(self.job_folder, source, target))
+
+    def is_carried_to(self, site: str) -> bool:
+        """Whether a site is given the job's files: the topology does not say where they lie."""
+        return self.carried is not None and not self.topology.site(site).job_folder
+
+    def _moved_at(self, site: str, run_folder: PurePath) -> tuple[PurePath, PurePath]:
+        """Return the folder of the job's files where it was launched, and at a site."""
+        source = PurePath(self.job_folder)
+        if folder := self.topology.site(site).job_folder:
+            return source, PurePath(folder)
+        if self.carried is not None:
+            return PurePath(self.carried.source), run_folder / CODE
+        return source, source
 
     @property
     def site_names(self) -> tuple[str, ...]:

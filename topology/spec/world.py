@@ -6,7 +6,7 @@ Made from YAML by topology/documents/load.py; frozen. Rates are bytes per second
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from isthmus.topology.spec.json_fields import IF_USED, REQUIRED
+from isthmus.topology.spec.json_fields import IF_USED, IN_USE, REQUIRED
 
 EMULATORS = ("auto", "relay", "netns")
 """The kinds of WAN emulation. `relay`: connections pass through user space, on any system. `netns`:
@@ -143,7 +143,10 @@ class Site:
     chooses_gateways: bool = field(default=False, compare=False, metadata=IF_USED)
     """Whether `gateways_per_node` has yet to be decided, for a run (topology/spec/lanes.py)."""
     job_folder: str = field(default="", compare=False, metadata=REQUIRED)
-    """Folder at the site that corresponds to the folder of the job file; empty: the same path."""
+    """Folder at the site that corresponds to the folder of the job file; empty: the same path, or
+    what is carried there."""
+    prologue: tuple[str, ...] = field(default=(), compare=False, metadata=IN_USE)
+    """Lines of bash before the ranks of each of its machines."""
 
     @property
     def bound(self) -> str:

@@ -148,6 +148,8 @@ class LaunchFacts:
     """Each --set."""
     certificates: str
     """Which one ends first, and when."""
+    code: Mapping[str, Any]
+    """What its files were: orchestrator/coordinator/submission.py; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -553,6 +555,7 @@ def _launched(record: RunRecord) -> LaunchFacts:
         arguments=() if job is None else tuple(job.arguments),
         overrides=tuple(map(str, overrides)),
         certificates=formats.certificates(record.run.certificates, record.run.ended_wall_s),
+        code=detail.get("code") or {},
     )
 
 

@@ -375,11 +375,29 @@ def launch_lines(facts: RunFacts) -> list[tuple[str, str]]:
         ("topology", launched.topology),
         ("script", launched.script or "the trainer that ships"),
         ("arguments", " ".join(map(shlex.quote, launched.arguments)) or "none"),
+        *_code_lines(launched.code),
         ("changed with --set", " ".join(map(shlex.quote, launched.overrides)) or "nothing"),
         ("certificates at the end", launched.certificates),
         ("run folder", facts.folder),
     ]
     return [(name, words) for name, words in lines if words]
+
+
+def _code_lines(code: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what the job's files were, and what had changed since the run before."""
+    lines = []
+    if code.get("commit"):
+        changed = ", with changes" if code["is_changed"] else ""
+        lines.append(("commit", f"{code['commit'][:12]}{changed}"))
+    if code.get("digest"):
+        way = "carried to the sites" if code["is_carried"] else "as they were when it was launched"
+        size = formats.size(code["num_bytes"])
+        files = f"{code['digest'][:12]}: {code['num_files']} files, {size}, {way}"
+        lines.append(("files", files))
+    if code.get("since"):
+        changes = "; ".join(line.strip() for line in code["changes"]) or "nothing"
+        lines.append((f"changed since run {code['since']}", changes))
+    return lines
 
 
 def loss_title(is_shipped: bool) -> str:

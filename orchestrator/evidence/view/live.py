@@ -151,6 +151,13 @@ def start_phases(run: control_pb2.Run) -> str:
         missing = [formats.words(site.site) for site in awaited if not _is_past(site, least)]
         told.append(f"{name} {len(awaited) - len(missing)} of {len(awaited)}")
         if missing:
+            fetched = [each for each in awaited if each.fetching]
+            if fetched:
+                lines = [
+                    f"{formats.words(each.site)}: {formats.words(each.fetching)}"
+                    for each in fetched
+                ]
+                return f"{', '.join(told)} ({'; '.join(lines[:_NAMED])})"
             more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
             return f"{', '.join(told)} (waits for {', '.join(missing[:_NAMED])}{more})"
     return f"{', '.join(told)}, first step"

@@ -1315,9 +1315,114 @@ class ShipLogsResponse(google.protobuf.message.Message):
 global___ShipLogsResponse = ShipLogsResponse
 
 @typing.final
-class SubmitRequest(google.protobuf.message.Message):
+class BlobNames(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DIGESTS_FIELD_NUMBER: builtins.int
+    @property
+    def digests(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """sha256"""
+
+    def __init__(
+        self,
+        *,
+        digests: collections.abc.Iterable[builtins.bytes] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digests", b"digests"]) -> None: ...
+
+global___BlobNames = BlobNames
+
+@typing.final
+class BlobPart(google.protobuf.message.Message):
+    """A part of a content; parts of one content come in order, one content after the other."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    IS_LAST_FIELD_NUMBER: builtins.int
+    digest: builtins.bytes
+    """sha256 of the whole content"""
+    offset: builtins.int
+    data: builtins.bytes
+    is_last: builtins.bool
+    def __init__(
+        self,
+        *,
+        digest: builtins.bytes = ...,
+        offset: builtins.int = ...,
+        data: builtins.bytes = ...,
+        is_last: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "digest", b"digest", "is_last", b"is_last", "offset", b"offset"]) -> None: ...
+
+global___BlobPart = BlobPart
+
+@typing.final
+class PutBlobsResponse(google.protobuf.message.Message):
     """---------------------------------------------------------------- operators"""
 
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___PutBlobsResponse = PutBlobsResponse
+
+@typing.final
+class Code(google.protobuf.message.Message):
+    """The code of a job, as it was where the job was launched."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    IS_CARRIED_FIELD_NUMBER: builtins.int
+    COMMIT_FIELD_NUMBER: builtins.int
+    IS_CHANGED_FIELD_NUMBER: builtins.int
+    NUM_FILES_FIELD_NUMBER: builtins.int
+    NUM_BYTES_FIELD_NUMBER: builtins.int
+    SINCE_FIELD_NUMBER: builtins.int
+    CHANGES_FIELD_NUMBER: builtins.int
+    digest: builtins.str
+    """sha256 of its CarriedFolder (topology/spec/carried_folder.py); empty: not known"""
+    source: builtins.str
+    """its folder there"""
+    is_carried: builtins.bool
+    """sites get it from the coordinator; otherwise it lies there"""
+    commit: builtins.str
+    """of git; empty: not known"""
+    is_changed: builtins.bool
+    """since the commit"""
+    num_files: builtins.int
+    num_bytes: builtins.int
+    since: builtins.str
+    """the run that `changes` compare with; empty: none is known"""
+    @property
+    def changes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """lines for people"""
+
+    def __init__(
+        self,
+        *,
+        digest: builtins.str = ...,
+        source: builtins.str = ...,
+        is_carried: builtins.bool = ...,
+        commit: builtins.str = ...,
+        is_changed: builtins.bool = ...,
+        num_files: builtins.int = ...,
+        num_bytes: builtins.int = ...,
+        since: builtins.str = ...,
+        changes: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["changes", b"changes", "commit", b"commit", "digest", b"digest", "is_carried", b"is_carried", "is_changed", b"is_changed", "num_bytes", b"num_bytes", "num_files", b"num_files", "since", b"since", "source", b"source"]) -> None: ...
+
+global___Code = Code
+
+@typing.final
+class SubmitRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
@@ -1342,6 +1447,7 @@ class SubmitRequest(google.protobuf.message.Message):
     DECISIONS_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     PASSED_ENV_FIELD_NUMBER: builtins.int
+    CODE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """chosen by the client; a repeated id returns the same run"""
     decisions: builtins.str
@@ -1356,6 +1462,10 @@ class SubmitRequest(google.protobuf.message.Message):
     def passed_env(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """the values of the job's pass_env. Secrets: never in journal or logs"""
 
+    @property
+    def code(self) -> global___Code:
+        """absent: not known"""
+
     def __init__(
         self,
         *,
@@ -1365,9 +1475,10 @@ class SubmitRequest(google.protobuf.message.Message):
         decisions: builtins.str = ...,
         priority: builtins.int = ...,
         passed_env: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        code: global___Code | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["job", b"job", "topology", b"topology"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["decisions", b"decisions", "job", b"job", "passed_env", b"passed_env", "priority", b"priority", "run_id", b"run_id", "topology", b"topology"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["code", b"code", "job", b"job", "topology", b"topology"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["code", b"code", "decisions", b"decisions", "job", b"job", "passed_env", b"passed_env", "priority", b"priority", "run_id", b"run_id", "topology", b"topology"]) -> None: ...
 
 global___SubmitRequest = SubmitRequest
 
@@ -1708,10 +1819,13 @@ class SiteStatus(google.protobuf.message.Message):
     HOST_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     LATEST_FIELD_NUMBER: builtins.int
+    FETCHING_FIELD_NUMBER: builtins.int
     site: builtins.str
     state: global___SiteState.ValueType
     host: builtins.str
     step: builtins.int
+    fetching: builtins.str
+    """what it fetches before its ranks start, and how far it is; empty: nothing"""
     @property
     def latest(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """the last "step" metric's values"""
@@ -1724,8 +1838,9 @@ class SiteStatus(google.protobuf.message.Message):
         host: builtins.str = ...,
         step: builtins.int = ...,
         latest: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        fetching: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["host", b"host", "latest", b"latest", "site", b"site", "state", b"state", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fetching", b"fetching", "host", b"host", "latest", b"latest", "site", b"site", "state", b"state", "step", b"step"]) -> None: ...
 
 global___SiteStatus = SiteStatus
 

@@ -44,6 +44,21 @@ class CoordinatorStub(object):
                 request_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ShipLogsRequest.SerializeToString,
                 response_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ShipLogsResponse.FromString,
                 _registered_method=True)
+        self.GetBlobs = channel.unary_stream(
+                '/isthmus.control.v1.Coordinator/GetBlobs',
+                request_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.BlobNames.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.BlobPart.FromString,
+                _registered_method=True)
+        self.MissingBlobs = channel.unary_unary(
+                '/isthmus.control.v1.Coordinator/MissingBlobs',
+                request_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.BlobNames.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.BlobNames.FromString,
+                _registered_method=True)
+        self.PutBlobs = channel.stream_unary(
+                '/isthmus.control.v1.Coordinator/PutBlobs',
+                request_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.BlobPart.SerializeToString,
+                response_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.PutBlobsResponse.FromString,
+                _registered_method=True)
         self.Submit = channel.unary_unary(
                 '/isthmus.control.v1.Coordinator/Submit',
                 request_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.SubmitRequest.SerializeToString,
@@ -117,6 +132,26 @@ class CoordinatorServicer(object):
     def ShipLogs(self, request, context):
         """Log lines of a site. Idempotent by (site, source, sequence).
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetBlobs(self, request, context):
+        """Contents of a carried folder, in the order asked for, each in parts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MissingBlobs(self, request, context):
+        """Which contents the coordinator has yet to be given before a run that carries them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutBlobs(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -205,6 +240,21 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.ShipLogs,
                     request_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ShipLogsRequest.FromString,
                     response_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ShipLogsResponse.SerializeToString,
+            ),
+            'GetBlobs': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetBlobs,
+                    request_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.BlobNames.FromString,
+                    response_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.BlobPart.SerializeToString,
+            ),
+            'MissingBlobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.MissingBlobs,
+                    request_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.BlobNames.FromString,
+                    response_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.BlobNames.SerializeToString,
+            ),
+            'PutBlobs': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutBlobs,
+                    request_deserializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.BlobPart.FromString,
+                    response_serializer=isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.PutBlobsResponse.SerializeToString,
             ),
             'Submit': grpc.unary_unary_rpc_method_handler(
                     servicer.Submit,
@@ -316,6 +366,87 @@ class Coordinator(object):
             '/isthmus.control.v1.Coordinator/ShipLogs',
             isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ShipLogsRequest.SerializeToString,
             isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.ShipLogsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBlobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/isthmus.control.v1.Coordinator/GetBlobs',
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.BlobNames.SerializeToString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.BlobPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MissingBlobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/isthmus.control.v1.Coordinator/MissingBlobs',
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.BlobNames.SerializeToString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.BlobNames.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutBlobs(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/isthmus.control.v1.Coordinator/PutBlobs',
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.BlobPart.SerializeToString,
+            isthmus_dot_protos_dot_control_dot_v1_dot_control__pb2.PutBlobsResponse.FromString,
             options,
             channel_credentials,
             insecure,

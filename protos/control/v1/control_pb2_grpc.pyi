@@ -39,6 +39,23 @@ class CoordinatorStub:
     ]
     """Log lines of a site. Idempotent by (site, source, sequence)."""
 
+    GetBlobs: grpc.UnaryStreamMultiCallable[
+        isthmus.protos.control.v1.control_pb2.BlobNames,
+        isthmus.protos.control.v1.control_pb2.BlobPart,
+    ]
+    """Contents of a carried folder, in the order asked for, each in parts."""
+
+    MissingBlobs: grpc.UnaryUnaryMultiCallable[
+        isthmus.protos.control.v1.control_pb2.BlobNames,
+        isthmus.protos.control.v1.control_pb2.BlobNames,
+    ]
+    """Which contents the coordinator has yet to be given before a run that carries them."""
+
+    PutBlobs: grpc.StreamUnaryMultiCallable[
+        isthmus.protos.control.v1.control_pb2.BlobPart,
+        isthmus.protos.control.v1.control_pb2.PutBlobsResponse,
+    ]
+
     Submit: grpc.UnaryUnaryMultiCallable[
         isthmus.protos.control.v1.control_pb2.SubmitRequest,
         isthmus.protos.control.v1.control_pb2.SubmitResponse,
@@ -117,6 +134,23 @@ class CoordinatorAsyncStub:
         isthmus.protos.control.v1.control_pb2.ShipLogsResponse,
     ]
     """Log lines of a site. Idempotent by (site, source, sequence)."""
+
+    GetBlobs: grpc.aio.UnaryStreamMultiCallable[
+        isthmus.protos.control.v1.control_pb2.BlobNames,
+        isthmus.protos.control.v1.control_pb2.BlobPart,
+    ]
+    """Contents of a carried folder, in the order asked for, each in parts."""
+
+    MissingBlobs: grpc.aio.UnaryUnaryMultiCallable[
+        isthmus.protos.control.v1.control_pb2.BlobNames,
+        isthmus.protos.control.v1.control_pb2.BlobNames,
+    ]
+    """Which contents the coordinator has yet to be given before a run that carries them."""
+
+    PutBlobs: grpc.aio.StreamUnaryMultiCallable[
+        isthmus.protos.control.v1.control_pb2.BlobPart,
+        isthmus.protos.control.v1.control_pb2.PutBlobsResponse,
+    ]
 
     Submit: grpc.aio.UnaryUnaryMultiCallable[
         isthmus.protos.control.v1.control_pb2.SubmitRequest,
@@ -200,6 +234,29 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[isthmus.protos.control.v1.control_pb2.ShipLogsResponse, collections.abc.Awaitable[isthmus.protos.control.v1.control_pb2.ShipLogsResponse]]:
         """Log lines of a site. Idempotent by (site, source, sequence)."""
+
+    @abc.abstractmethod
+    def GetBlobs(
+        self,
+        request: isthmus.protos.control.v1.control_pb2.BlobNames,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[isthmus.protos.control.v1.control_pb2.BlobPart], collections.abc.AsyncIterator[isthmus.protos.control.v1.control_pb2.BlobPart]]:
+        """Contents of a carried folder, in the order asked for, each in parts."""
+
+    @abc.abstractmethod
+    def MissingBlobs(
+        self,
+        request: isthmus.protos.control.v1.control_pb2.BlobNames,
+        context: _ServicerContext,
+    ) -> typing.Union[isthmus.protos.control.v1.control_pb2.BlobNames, collections.abc.Awaitable[isthmus.protos.control.v1.control_pb2.BlobNames]]:
+        """Which contents the coordinator has yet to be given before a run that carries them."""
+
+    @abc.abstractmethod
+    def PutBlobs(
+        self,
+        request_iterator: _MaybeAsyncIterator[isthmus.protos.control.v1.control_pb2.BlobPart],
+        context: _ServicerContext,
+    ) -> typing.Union[isthmus.protos.control.v1.control_pb2.PutBlobsResponse, collections.abc.Awaitable[isthmus.protos.control.v1.control_pb2.PutBlobsResponse]]: ...
 
     @abc.abstractmethod
     def Submit(

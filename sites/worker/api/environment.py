@@ -71,14 +71,14 @@ class Environment:
             written = path.read_bytes()
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-        site = environ["ISTHMUS_SITE"]
+        site, run_folder = environ["ISTHMUS_SITE"], Path(environ["ISTHMUS_RUN_FOLDER"])
         return cls(
             run=environ["ISTHMUS_RUN"],
             generation=_number("ISTHMUS_GENERATION", environ["ISTHMUS_GENERATION"]),
             site=site,
             gateway=_gateway(environ),
-            spec=_at(RunSpec.from_bytes(written, f"site {site}"), site),
-            run_folder=Path(environ["ISTHMUS_RUN_FOLDER"]),
+            spec=_at(RunSpec.from_bytes(written, f"site {site}"), site, run_folder),
+            run_folder=run_folder,
             rejoins=environ.get("ISTHMUS_RETURNS") == "1",
         )
 
@@ -145,10 +145,10 @@ def lone_spec(num_ranks: int) -> RunSpec:
     )
 
 
-def _at(spec: RunSpec, site: str) -> RunSpec:
+def _at(spec: RunSpec, site: str, run_folder: Path) -> RunSpec:
     """Return the spec with the paths of the job's files as they are at a site."""
     try:
-        return dataclasses.replace(spec, job=spec.job_at(site))
+        return dataclasses.replace(spec, job=spec.job_at(site, run_folder))
     except KeyError as error:
         raise ConfigError(f"environment: ISTHMUS_SITE: the run has no site {site!r}") from error
 

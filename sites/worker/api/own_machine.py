@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import re
 import socket
-import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +13,11 @@ from pathlib import Path
 import torch
 
 from isthmus.protos import metrics, versions
+from isthmus.protos.commits import commit_of
 from isthmus.protos.errors import IsthmusError
 from isthmus.protos.usable_cores import usable_cores
 from isthmus.sites.worker.exchange.collectives import device_name
 
-GIT_S = 5.0
-"""A repository on a slow file system is not waited for longer."""
 _CPUS = Path("/proc/cpuinfo")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -81,28 +78,8 @@ def _cpu_name() -> str:
 
 
 def commit_labels(folder: Path) -> Labels:
-    """Return the commit of the repository around a folder; empty: there is none, or no git.
-
-    Files that git does not track do not count as changed.
-    """
-    command = ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # leaves no trace in the repository
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=GIT_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
+    """Return the commit of the repository around a folder; empty: there is none, or no git."""
+    found = commit_of(folder)
+    if found is None:
         return {}
-    lines = done.stdout.splitlines()
-    commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), "")
-    if not re.fullmatch(r"[0-9a-f]{40,64}", commit):  # a repository without commits
-        return {}
-    is_changed = any(not line.startswith("#") for line in lines)
-    return {metrics.COMMIT: commit, metrics.CHANGED: str(int(is_changed))}
+    return {metrics.COMMIT: found.name, metrics.CHANGED: str(int(found.is_changed))}

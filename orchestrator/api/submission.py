@@ -10,11 +10,12 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from isthmus.orchestrator.cli.command_errors import CommandError
+from isthmus.orchestrator.api.code import JobCode
+from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.client.coordinator_client import Client
 from isthmus.orchestrator.client.run_reader import wait_launched
 from isthmus.orchestrator.documents import Pair, passed_on, protect
@@ -42,6 +43,8 @@ def submit(
     coordinator: str | None = None,
     faults: Sequence[str] = (),
     priority: int = 0,
+    resumed: str | None = None,
+    told: Callable[[str], None] = lambda _: None,
 ) -> RunFolder:
     """Submit to the coordinator, or to one started for this run; return the run's folder here.
 
@@ -52,6 +55,8 @@ def submit(
         coordinator: Its address; None: one is started.
         faults: Arguments of such a one that name a fault script, which has been checked.
         priority: Of runs that wait for the same sites, the highest begins first.
+        resumed: The run whose checkpoint it goes on from.
+        told: Called with what is carried to the coordinator.
 
     Raises:
         CommandError: an embedded coordinator does not start, or the run was there and has ended.
@@ -62,10 +67,13 @@ def submit(
     """
     protect(pair.described, pair.topology_path)
     passed_on(pair, os.environ)
+    code = JobCode(pair, home, run_id, is_remote=coordinator is not None, resumed=resumed)
+    for line in _code_lines(code.message):
+        told(line)
     folder, is_new = claim_run_folder(home, run_id, pair.job_document.written)
     if not is_new:
         wait_launched(folder)
-        return _submit_again(pair, folder, coordinator)
+        return _submit_again(pair, folder, coordinator, code)
     with folder.being_launched():
         try:
             topology = folder.path / TOPOLOGY
@@ -74,9 +82,10 @@ def submit(
             if pair.plan is not None:
                 folder.remember_plan(pair.plan.told)
             folder.remember_tls()
+            code.remember(folder, home)
             if coordinator is not None:
                 folder.remember_remote(coordinator)
-                state = _submit_to(coordinator, pair, run_id, priority)
+                state = _submit_to(coordinator, pair, run_id, code, priority, told)
                 folder.remember_remote(coordinator, state)
             else:
                 with started_coordinator(
@@ -86,7 +95,7 @@ def submit(
                     faults=faults,
                     sites=[each.site for each in pair.job.placement],
                 ) as address:
-                    _submit_to(address, pair, run_id)
+                    _submit_to(address, pair, run_id, code)
         except BaseException as error:
             folder.give_back()
             if (
@@ -99,7 +108,18 @@ def submit(
     return folder
 
 
-def _submit_again(pair: Pair, folder: RunFolder, coordinator: str | None) -> RunFolder:
+def _code_lines(code: control_pb2.Code) -> list[str]:
+    """Return what has changed of a job's files, in lines for people."""
+    if not code.since:
+        return []
+    if not code.changes:
+        return [f"code: as in run {code.since}"]
+    return [f"code: changed since run {code.since}:", *(f"  {line}" for line in code.changes)]
+
+
+def _submit_again(
+    pair: Pair, folder: RunFolder, coordinator: str | None, code: JobCode
+) -> RunFolder:
     """Give a run that is there to its coordinator once more: a retry must not start a second."""
     address = coordinator or folder.coordinator_address
     if address is None:
@@ -108,7 +128,7 @@ def _submit_again(pair: Pair, folder: RunFolder, coordinator: str | None) -> Run
             f"there was a run {folder.run_id!r} already, and it has ended: choose another --run-id",
             {"run_id": folder.run_id, "folder": str(folder.path)},
         )
-    _submit_to(address, pair, folder.run_id)
+    _submit_to(address, pair, folder.run_id, code)
     return folder
 
 
@@ -119,7 +139,14 @@ def _remember_checkpoints(pair: Pair, folder: RunFolder) -> None:
         folder.remember_checkpoints(joined(anchored.to, folder.run_id), anchored.resume)
 
 
-def _submit_to(address: str, pair: Pair, run_id: str, priority: int = 0) -> str:
+def _submit_to(
+    address: str,
+    pair: Pair,
+    run_id: str,
+    code: JobCode,
+    priority: int = 0,
+    told: Callable[[str], None] = lambda _: None,
+) -> str:
     """Send what was asked for, and beside it what a plan decided.
 
     Returns the coordinator's state folder, on its own machine.
@@ -127,10 +154,11 @@ def _submit_to(address: str, pair: Pair, run_id: str, priority: int = 0) -> str:
     plan = pair.plan
     passed_env = passed_on(pair, os.environ)
     with Client(address) as client:
+        code.carry(client, told)
         response = client.submit(
             run_id,
             control_pb2.Document(
-                source=str(pair.job_path.absolute()),
+                source=os.path.abspath(pair.job_path),  # noqa: PTH100 - a link stays as written
                 text=pair.job_document.written,
                 overrides=pair.job_document.overrides if plan is None else plan.asked_overrides,
             ),
@@ -142,6 +170,7 @@ def _submit_to(address: str, pair: Pair, run_id: str, priority: int = 0) -> str:
             decisions="" if plan is None else json.dumps(plan.decisions),
             priority=priority,
             passed_env=passed_env,
+            code=code.message,
         )
     return response.state
 

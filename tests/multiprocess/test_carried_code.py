@@ -1,0 +1,123 @@
+"""A job's files and data are carried to sites that have none of them; what came is told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.sshd import Sshd, sshd
+from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+
+SCRIPT = """\
+import json, os, sys
+from pathlib import Path
+import torch
+from torch.nn.parallel import DistributedDataParallel
+import isthmus
+from beside import RATE
+
+site = isthmus.join()
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+site.attach(model, optimizer)
+generator = torch.Generator().manual_seed(site.global_rank)
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4, generator=generator)).square().mean().backward()
+    optimizer.step()
+found = {
+    "site": site.name, "rate": RATE, "text": Path("data/text.txt").read_text(),
+    "folder": os.getcwd(), "tool": os.access("tool.sh", os.X_OK), "ignored": Path("big.pt").exists(),
+    "fetched": Path(os.environ["ISTHMUS_DATA"], "corpus.bin").read_text(),
+    "flag": os.environ.get("FROM_PROLOGUE"),
+    "left_over": sorted(name for name in os.environ if name.startswith(("SLURM_", "PET_"))),
+}
+print(json.dumps(found), flush=True)
+site.leave()
+"""
+CORPUS = "corpus" * 1000
+PLACES = ["127.0.0.2", "127.0.0.3"]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Sshd]:
+    with sshd(tmp_path / "sshd", environment="SLURM_PROCID=7") as made:
+        yield made
+
+
+def project(run: Bench, server: Sshd) -> Path:
+    """Write a project, and a topology of two sites behind sshd that have nothing of it."""
+    folder = run.folder / "project"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "text.txt").write_text("words")
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "beside.py").write_text("RATE = 0.1\n")
+    (folder / "tool.sh").write_text("#!/bin/sh\n")
+    (folder / "tool.sh").chmod(0o755)
+    (folder / "big.pt").write_bytes(bytes(1 << 20))
+    (folder / ".gitignore").write_text("*.pt\n")
+    corpus = run.folder / "store" / "corpus.bin"
+    corpus.parent.mkdir()
+    corpus.write_text(CORPUS)
+    text = topology_yaml([(1, 1)] * 2, emulate=False, addresses=PLACES)
+    for site in "ab":
+        launcher = server.launcher(sys.executable, run.folder / f"at-{site}")
+        more = f"launcher: {launcher}, prologue: [export FROM_PROLOGUE={site}], "
+        text = text.replace(f"name: {site}, ", f"name: {site}, {more}")
+    (folder / "topology.yaml").write_text(text)
+    digest = hashlib.sha256(CORPUS.encode()).hexdigest()
+    (folder / "job.yaml").write_text(
+        job_yaml(entrypoint="train.py")
+        + f"data: [{{url: 'file://{corpus}', digest: 'sha256:{digest}'}}]\n"
+    )
+    return folder
+
+
+def found(run: Bench, run_id: str) -> dict[str, dict[str, Any]]:
+    logs = run.isthmus("logs", run_id, "--json").check().envelope["data"]["lines"]
+    lines = [json.loads(line["text"]) for line in logs if line["text"].startswith('{"site"')]
+    return {each["site"]: each for each in lines}
+
+
+def test_sites_that_have_nothing_of_a_project_train_it(run: Bench, server: Sshd) -> None:
+    folder = project(run, server)
+    git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    run.isthmus("up", str(folder / "topology.yaml")).check()
+    first = run.isthmus("launch", str(folder / "job.yaml"), "--json").check().envelope["data"]
+    told = found(run, first["run_id"])
+    assert told.keys() == {"a", "b"}
+    for site, each in told.items():
+        assert Path(each["folder"]).is_relative_to(run.folder / f"at-{site}")
+        assert (each["text"], each["rate"], each["tool"]) == ("words", 0.1, True)
+        assert (each["fetched"], each["flag"]) == (CORPUS, site)
+        assert (each["ignored"], each["left_over"]) == (False, [])
+
+    (folder / "beside.py").write_text("RATE = 0.2\n")
+    begun_s = time.monotonic()
+    started = run.start("launch", str(folder / "job.yaml"), "--detach", "--json")
+    out, err = started.communicate(timeout=60)
+    carried_s = time.monotonic() - begun_s
+    assert started.returncode == 0, f"{out}\n{err}"
+    assert "carrying 11B: 1 of 7 files, beside.py" in err
+    assert "line 1: +RATE = 0.2" in err
+    second = json.loads(out)["data"]["run_id"]
+    run.isthmus("wait", second).check()
+    assert {each["rate"] for each in found(run, second).values()} == {0.2}
+    page = run.folder / "report.html"
+    run.isthmus("report", second, "--out", str(page)).check()
+    assert "changed since run " + first["run_id"] in page.read_text()
+    assert "line 1: +RATE = 0.2" in page.read_text()
+    run.isthmus("down", str(folder / "topology.yaml")).check()
+    assert carried_s < 20, "most of it is the start of the command"
