@@ -272,6 +272,12 @@ _ENTRIES = (
         ExitCode.JOB_FAILED,
     ),
     Entry(
+        "DATA_MISSING",
+        "Data that a job wants is not at a site, or is not what the job says.",
+        "Put it there, or mend path, url, digest and size under the job's `data`.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
         "PEER_LOST",
         "A gateway could not reach another site's gateway.",
         "Check the link named.",

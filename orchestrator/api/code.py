@@ -76,6 +76,7 @@ class JobCode:
             folder = self.packed.folder
             self.message.digest = digest_of(folder.to_bytes())
             self.message.num_files, self.message.num_bytes = len(folder.files), folder.num_bytes
+            self._require_script(pair)
             self._compare(Blobs(home / KEPT), _before(home, str(root), run_id, resumed))
 
     def remember(self, folder: RunFolder, home: Path) -> None:
@@ -108,6 +109,17 @@ class JobCode:
             names = ", ".join(path.name for path in files[:3]) + (", …" if len(files) > 3 else "")
             told(f"carrying {format_size(total)}: {len(files)} of {len(paths)} files, {names}")
         client.put_blobs(_parts(missing, paths, self.message.digest, listed, total, told))
+
+    def _require_script(self, pair: Pair) -> None:
+        """Refuse a script that rules leave out of what is carried."""
+        if self.packed is None or pair.job.entrypoint is None or not self.message.is_carried:
+            return
+        root, folder = self.packed.root, os.path.abspath(pair.job_path.parent)  # noqa: PTH100
+        script = Path(os.path.normpath(Path(folder, pair.job.entrypoint)))
+        is_ours = script.is_relative_to(root) and script.is_file()
+        if is_ours and script not in {root / file.path for file in self.packed.folder.files}:
+            told = f"{script} is left out of what is carried: see .gitignore and .isthmusignore"
+            pair.job_document.refuse([(("entrypoint",), told)])
 
     def _compare(self, texts: Blobs, before: RunFolder | None) -> None:
         assert self.packed is not None

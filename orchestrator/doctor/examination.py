@@ -85,7 +85,8 @@ class Examined:
         if self.job is not None and self.job_path is not None:
             # Several sites of one machine have the files that the first of them has.
             job_folder = sites[0].job_folder if sites else ""
-            files = wanted_files(self.job, self.job_path, job_folder)
+            if job_folder or not sites or sites[0].launcher.kind == "local":  # else it is carried
+                files = wanted_files(self.job, self.job_path, job_folder)
         names = {site.name for site in sites}
         folders = [str(self.home / "runs")]
         if self.checkpoints is not None:

@@ -270,9 +270,11 @@ class SiteRun:
             await fetch(blobs_of(place.state), spec, self._session.get_blobs, self._put_fetched)
         order = await asyncio.to_thread(make_order, self._prepare, spec, place.site, place.state)
         loop = asyncio.get_running_loop()
-        data = DataAtSite(
-            order, place.state, lambda *told: loop.call_soon_threadsafe(self._put_fetched, *told)
-        )
+
+        def told(what: str, done_bytes: float, total_bytes: float) -> None:
+            loop.call_soon_threadsafe(self._put_fetched, what, done_bytes, total_bytes)
+
+        data = DataAtSite(order, place.state, told)
         try:
             await asyncio.to_thread(data.provide)
         finally:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -50,6 +51,7 @@ from isthmus.sites.node.supervisor import Supervisor
 from isthmus.sites.silence import Silence, Standstills
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_fields import read_json
+from isthmus.topology.spec.run_spec import RunSpec
 
 _STAGES = frozenset(
     {"start_gateways", "wait_connected", "wait_probed", "wait_joined", "run_ranks", "leave"}
@@ -135,8 +137,6 @@ class _Service:
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._stages: set[asyncio.Task[None]] = set()
-        self._prepare = Prepare.FromString(base64.b64decode(order.prepare))
-        self._spec = read_spec(self._prepare, order.site)
         self._blobs = blobs_of(Path(order.state))
         self._supervisor: Supervisor | None = None
         self._grace_s = 0.0
@@ -203,7 +203,8 @@ class _Service:
     async def _call(self, call: str, message: Mapping[str, Any]) -> object:
         match call:
             case "missing_blobs":
-                return await asyncio.to_thread(missing_of, self._blobs, self._spec)
+                _, spec = self._run
+                return await asyncio.to_thread(missing_of, self._blobs, spec)
             case "take_blob":
                 part = BlobPart.FromString(base64.b64decode(message["part"]))
                 await asyncio.to_thread(self._blobs.take, part)
@@ -239,11 +240,15 @@ class _Service:
                 raise SiteError("INTERNAL", f"unknown call {call!r}")
         return None
 
+    @functools.cached_property
+    def _run(self) -> tuple[Prepare, RunSpec]:
+        """The run, as the coordinator has sent it to the agent."""
+        prepare = Prepare.FromString(base64.b64decode(self._order.prepare))
+        return prepare, read_spec(prepare, self._order.site)
+
     async def _prepared(self) -> Supervisor:
-        order, prepare = self._order, self._prepare
-        read = await asyncio.to_thread(
-            make_order, prepare, self._spec, order.site, Path(order.state)
-        )
+        order, (prepare, spec) = self._order, self._run
+        read = await asyncio.to_thread(make_order, prepare, spec, order.site, Path(order.state))
         data = DataAtSite(read, Path(order.state), self._on_fetched)
         try:
             await asyncio.to_thread(data.provide)

@@ -15,7 +15,7 @@ from typing import IO
 
 import fsspec
 
-from isthmus.protos.failure import reason_of
+from isthmus.protos.failure import reason_of, text_of
 from isthmus.sites.node.failures import SiteError
 from isthmus.sites.node.order import DATA, SiteOrder
 from isthmus.topology.spec.site_data import SiteData
@@ -139,7 +139,7 @@ class DataAtSite:
                     scratch.unlink(missing_ok=True)
                     raise
                 except ImportError as error:
-                    raise _WrongError(f"{url}: {error}: install it at the site") from error
+                    raise _WrongError(f"{url}: {text_of(error)}: install it at the site") from error
                 except Exception as error:  # file systems raise what they like
                     failed = 1 if done > begun else failed + 1
                     if failed >= TRIES or isinstance(error, FileNotFoundError | PermissionError):

@@ -124,11 +124,11 @@ def test_a_signal_at_any_moment_of_a_launch(isthmus: Isthmus, files: Path, home:
             assert f"isthmus cancel {scripted.submitted[0].run_id}" in done.err, told
 
 
-@pytest.mark.parametrize("after", ["run_submission._submit_to", "launch.submit"])
+@pytest.mark.parametrize("after", ["api.submission._submit_to", "cli.launch.submit"])
 def test_a_signal_just_after_a_run_was_submitted(
     isthmus: Isthmus, files: Path, home: Path, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
-    place = f"isthmus.orchestrator.cli.{after}"
+    place = f"isthmus.orchestrator.{after}"
     done_first = resolve_name(place)
 
     def then_a_signal(*arguments: object, **named: object) -> object:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from isthmus.orchestrator.coordinator.submission import Submission, decided
+from isthmus.protos.blobs import Blobs
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.topology.documents.load import load_job, load_topology
 from isthmus.topology.documents.placement import placed
@@ -36,4 +37,4 @@ def submission_of(request: control_pb2.SubmitRequest) -> Submission:
     """Return what a coordinator of the request's own topology decides."""
     text = request.topology
     own = load_topology(text.text, text.source, text.overrides)
-    return decided(request, topology_hash(own), {})
+    return decided(request, topology_hash(own), {}, Blobs(Path("/nowhere")))

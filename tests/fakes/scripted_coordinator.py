@@ -115,6 +115,23 @@ class ScriptedCoordinator(control_pb2_grpc.CoordinatorServicer):
 
     AddSite = DropSite
 
+    def MissingBlobs(
+        self, request: control_pb2.BlobNames, context: grpc.ServicerContext
+    ) -> control_pb2.BlobNames:
+        return control_pb2.BlobNames()
+
+    def PutBlobs(
+        self, request_iterator: Iterator[control_pb2.BlobPart], context: grpc.ServicerContext
+    ) -> control_pb2.PutBlobsResponse:
+        list(request_iterator)
+        return control_pb2.PutBlobsResponse()
+
+    def GetBlobs(
+        self, request: control_pb2.BlobNames, context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.BlobPart]:
+        self._refuse(context)
+        yield from ()
+
     def OfferJoin(
         self, request: control_pb2.OfferJoinRequest, context: grpc.ServicerContext
     ) -> control_pb2.OfferJoinResponse:

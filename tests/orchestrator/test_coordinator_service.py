@@ -22,6 +22,7 @@ from isthmus.orchestrator.coordinator.submission import Submission
 from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.core.leases import Leases
 from isthmus.orchestrator.run_folder.log_files import LogReader
+from isthmus.protos.blobs import Blobs
 from isthmus.protos.control.v1 import control_pb2 as pb
 from isthmus.topology.spec.lanes import AgentMachine
 from tests.fakes.coordinators import (
@@ -223,10 +224,13 @@ def test_while_a_run_is_decided_others_are_answered(
     decide = submission.decided
 
     def slowly(
-        request: pb.SubmitRequest, own_hash: str, machines: Mapping[str, AgentMachine]
+        request: pb.SubmitRequest,
+        own_hash: str,
+        machines: Mapping[str, AgentMachine],
+        blobs: Blobs,
     ) -> Submission:
         assert is_answered.wait(DEADLINE_S)
-        return decide(request, own_hash, machines)
+        return decide(request, own_hash, machines, blobs)
 
     monkeypatch.setattr(control, "decided", slowly)
 

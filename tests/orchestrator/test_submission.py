@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.orchestrator.coordinator.submission import Submission, decided
+from isthmus.protos.blobs import Blobs
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.errors import ConfigMismatchError, RemoteProtocolError
 from isthmus.topology.spec.errors import ConfigError
@@ -33,7 +34,7 @@ def submission(
         topology=control_pb2.Document(source="topology.yaml", text=topology_text(3)),
         decisions="" if decisions is None else json.dumps(decisions),
     )
-    return decided(request, own or topology_hash(topology(3)), {})
+    return decided(request, own or topology_hash(topology(3)), {}, Blobs(Path("/nowhere")))
 
 
 def test_a_plans_decisions_are_in_the_spec_and_among_the_evidence() -> None:

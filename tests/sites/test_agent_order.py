@@ -12,12 +12,16 @@ from isthmus.protos.control.v1 import control_pb2 as control
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.node.failures import SiteError
 from isthmus.sites.node.gateway_configs import gateway_config
-from isthmus.sites.node.order import SiteOrder, read_order
+from isthmus.sites.node.order import SiteOrder, make_order, read_spec
 from isthmus.topology.documents.load import load_job, load_topology
 from isthmus.topology.spec.plan_wishes import Replan
 from tests.fakes.agent_bench import SCRIPT, job_yaml, prepare, topology_yaml
 from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import JOB, topology
+
+
+def read_order(message: control.Prepare, site: str, state: Path) -> SiteOrder:
+    return make_order(message, read_spec(message, site), site, state)
 
 
 def test_an_order_says_what_to_start(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ What it starts, what it reports, and what it leaves behind: nothing.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -35,12 +36,14 @@ async def scene(
     fault: str = "none",
     detect_within: str = "6s",
     coordinator_within: str = "1h",
+    more: str = "",
     **fields: object,
 ) -> AsyncIterator[Scene]:
     """Give an agent whose ranks have been started, and its coordinator."""
     topology = topology_yaml(
         nodes, ranks, detect_within, gateways=gateways, coordinator_within=coordinator_within
     )
+    topology = topology.replace("{name: a,", f"{{name: a, {more}," if more else "{name: a,")
     async with (
         agent_coordinator(**fields) as coordinator,
         agent_bench(coordinator, folder, topology, fault=fault) as bench,
@@ -90,6 +93,77 @@ def test_a_run_succeeds_and_the_next_one_follows(tmp_path: Path, nodes: int, ran
             assert (await ended(coordinator, bench)).succeeded
             bench.process.send_signal(signal.SIGTERM)
             assert await bench.wait_ended() == 0, bench.log()
+
+    play(story)
+
+
+LEFT_OVER = {
+    "RANK": "5",
+    "LOCAL_RANK": "3",
+    "WORLD_SIZE": "64",
+    "LOCAL_WORLD_SIZE": "8",
+    "GROUP_RANK": "2",
+    "NODE_RANK": "2",
+    "ROLE_RANK": "4",
+    "MASTER_ADDR": "192.0.2.7",
+    "MASTER_PORT": "1",
+    "PET_NNODES": "9",
+    "PET_NPROC_PER_NODE": "7",
+    "PET_RDZV_ENDPOINT": "192.0.2.7:1",
+    "PET_MAX_RESTARTS": "3",
+    "TORCHELASTIC_RESTART_COUNT": "4",
+    "SLURM_PROCID": "6",
+    "SLURM_NTASKS": "64",
+    "SLURM_JOB_NODELIST": "n[1-8]",
+    "SLURM_LOCALID": "3",
+    "PMI_RANK": "5",
+    "OMPI_COMM_WORLD_RANK": "5",
+}
+"""What a launcher leaves in the environment of an agent that it starts."""
+
+
+def test_nothing_that_a_launcher_has_left_reaches_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in LEFT_OVER.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("KEPT_BY_RANKS", "yes")
+
+    async def story() -> None:
+        async with scene(tmp_path, "surroundings") as (coordinator, bench):
+            end = await ended(coordinator, bench)
+            assert end.succeeded, end
+            for rank in range(2):
+                found = json.loads(coordinator.text(f"rank{rank}").removeprefix(f"rank{rank}: "))
+                left = {name for name, value in LEFT_OVER.items() if found.get(name) == value}
+                assert left == set()
+                assert (found["RANK"], found["WORLD_SIZE"]) == (str(rank), "2")
+                assert not [name for name in found if name.startswith(("SLURM_", "PET_"))]
+                assert found["KEPT_BY_RANKS"] == "yes"
+
+    play(story)
+
+
+def test_a_line_of_the_prologue_that_fails_is_named(tmp_path: Path) -> None:
+    async def story() -> None:
+        lines = "prologue: [export A=1, 'module load cuda/99']"
+        async with scene(tmp_path, "done", more=lines) as (coordinator, bench):
+            end = await ended(coordinator, bench)
+            (failure,) = end.failures
+            assert failure.code == "LAUNCH_FAILED"
+            assert "was not started: prologue.1: module load cuda/99 (status " in failure.message
+
+    play(story)
+
+
+def test_ranks_have_what_the_prologue_has_set_up(tmp_path: Path) -> None:
+    async def story() -> None:
+        lines = """prologue: [export A='b c', echo some noise, cat, 'set -- env B=2 "$@"']"""
+        async with scene(tmp_path, "surroundings", more=lines) as (coordinator, bench):
+            end = await ended(coordinator, bench)
+            assert end.succeeded, end
+            found = json.loads(coordinator.text("rank1").removeprefix("rank1: "))
+            assert (found["A"], found["B"]) == ("b c", "2")
 
     play(story)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
 import sys
 from collections.abc import Mapping
@@ -11,14 +12,20 @@ from typing import Any
 
 import pytest
 
+from isthmus.orchestrator.packing import pack
 from isthmus.protos.failure import Failure
+from isthmus.protos.own_processes import own_command
 from isthmus.protos.versions import build
 from isthmus.sites.agent.node_launch import node_places
 from isthmus.sites.agent.remote_node import RemoteNode
+from isthmus.sites.node.carried import blobs_of
 from isthmus.sites.node.failures import SiteError
 from isthmus.sites.node.node import Listener
 from isthmus.sites.node.stream import GREETING, NodeOrder, error_fields, error_of
+from isthmus.topology.spec.carried_folder import Carried
+from isthmus.topology.spec.run_spec import RunSpec
 from isthmus.topology.spec.world import Accelerator, Launcher, Site
+from tests.fakes.agent_bench import job_yaml, prepare, topology_yaml
 
 ORDER = NodeOrder(
     site="a",
@@ -101,6 +108,39 @@ def test_nonsense_is_a_failure_and_what_comes_after_it_is_heard(tmp_path: Path) 
     codes = [failure.code for failure in heard.failures]
     assert codes == ["INTERNAL", "INTERNAL", "NODE_LOST"]
     assert heard.said == [(2, {"op": "metric"})]
+
+
+def test_a_node_is_given_what_it_lacks_of_the_carried_folder(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "small").write_text("x")
+    (root / "large").write_bytes(bytes(3 << 20))
+    here, there = blobs_of(tmp_path / "here"), blobs_of(tmp_path / "there")
+    packed = pack(root)
+    digests = [here.put(path.read_bytes()) for path in packed.paths.values()]
+    listed = here.put(packed.folder.to_bytes())
+    there.put(b"x")
+    message = prepare(topology_yaml(), job_yaml())
+    spec = RunSpec.from_bytes(message.run_spec)
+    carried = Carried(digest=listed, source=str(root))
+    message.run_spec = dataclasses.replace(spec, carried=carried).to_bytes()
+    order = dataclasses.replace(
+        ORDER,
+        prepare=base64.b64encode(message.SerializeToString()).decode(),
+        state=str(tmp_path / "there"),
+        lease_s=30.0,
+    )
+
+    async def story() -> None:
+        command = own_command("isthmus.sites.node")
+        node = await RemoteNode.start(order, command, Heard().listener, tmp_path / "log", 60.0)
+        reading = asyncio.create_task(node.read())
+        await node.carry(here)
+        await node.close()
+        await reading
+
+    asyncio.run(asyncio.wait_for(story(), 90))
+    assert there.missing([*digests, listed]) == []
 
 
 def test_an_error_of_a_call_names_its_node() -> None:

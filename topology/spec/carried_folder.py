@@ -54,7 +54,7 @@ class CarriedFolder:
         Raises:
             ConfigError: a path does.
         """
-        leaves = [each.path for each in (*self.files, *self.links)]
+        leaves = [file.path for file in self.files] + [link.path for link in self.links]
         paths = [*leaves, *self.empty_folders]
         taken = set(leaves)
         for path in paths:
@@ -139,14 +139,10 @@ def changes(
         if old[path][0] == new[path][0]:
             lines.append(f"{path}: mode {old[path][1]:o} is now {new[path][1]:o}")
             continue
-        texts = [
-            read(digest).splitlines()
-            for digest in (old[path][0], new[path][0])
-            if read(digest) is not None
-        ]
         lines.append(f"{path}: changed")
-        if len(texts) == 2:
-            lines += _changed_lines(*texts)
+        texts = read(old[path][0]), read(new[path][0])
+        if texts[0] is not None and texts[1] is not None:
+            lines += _changed_lines(texts[0].splitlines(), texts[1].splitlines())
     if len(paths) > _SHOWN_FILES:
         lines.append(f"and {len(paths) - _SHOWN_FILES} more files")
     return lines
