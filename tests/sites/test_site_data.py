@@ -96,7 +96,8 @@ def test_a_read_that_breaks_goes_on_where_it_was(
         reads.append(file.tell())
         if len(reads) == 2:
             raise ConnectionResetError("reset by peer")
-        return read(file, min(size, 4000))
+        part: bytes = read(file, min(size, 4000))
+        return part
 
     monkeypatch.setattr("isthmus.sites.node.site_data.AGAIN_S", 0)
     monkeypatch.setattr(MemoryFile, "read", breaking)
