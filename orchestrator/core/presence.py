@@ -70,8 +70,10 @@ class Presence:
                 contact.miss(Absence.DISCONNECTED, event.message, now_s)
             case run_events.SiteDone() | run_events.RoundBegun():
                 contact.begun = max(contact.begun, event.round)
-            case run_events.Suspected():
+            case run_events.Suspected() if event.by in self._record.epoch.members:
                 self.reach.suspect(event, now_s)
+            case run_events.Suspected():
+                pass  # what it says of sites that it has no part with may be of long ago
             case run_events.Reached():
                 self.reach.clear(event)
 

@@ -100,7 +100,7 @@ class SiteRun:
         self._order: SiteOrder | None = None
         self._processes: SiteProcesses | None = None
         self._epochs: EpochChange | None = None
-        self._opinions = Opinions()
+        self._opinions = Opinions(place.site)
         self._stalls: Stalls | None = None
 
     @property
@@ -147,9 +147,12 @@ class SiteRun:
             if message.endpoints and self._processes is not None:
                 self._processes.tell_addresses(message.endpoints)
             try:
-                self._opinions.begin(self._epochs.resume(message), message.enters)
+                epoch = self._epochs.resume(message)
             except SiteError as error:
                 self._fail_stage(error)
+                return
+            for site in self._opinions.begin(epoch, message.enters):
+                self._put(reached=Reached(**self._name, site=site))
 
     def cancel_settle(self, message: CancelSettle) -> None:
         """Pass on that the announced epoch is called off."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any
 
 from isthmus.protos.control.v1.control_pb2 import (
@@ -131,7 +131,9 @@ class EpochChange:
 class Opinions:
     """Merges the gateways' suspicions of other sites into one suspicion per site."""
 
-    def __init__(self) -> None:
+    def __init__(self, site: str) -> None:
+        """Begin with no suspicion; `site` is the gateways' own."""
+        self._site = site
         self._by_site: dict[str, dict[int, Suspect]] = {}
         """Suspicions by suspected site and own gateway."""
         self._members: Container[str] | None = None
@@ -163,14 +165,18 @@ class Opinions:
         found = (self._of(site) for site in self._by_site)
         return [each for each in found if each is not None]
 
-    def begin(self, epoch: Epoch, enters: Iterable[str]) -> None:
-        """Drop suspicions of sites that are no members, or come back with new gateways.
+    def begin(self, epoch: Epoch, enters: Collection[str]) -> list[str]:
+        """Drop suspicions of sites that are no members, or rejoin; return those sites.
 
-        A coordinator that starts later would take them for news of a site that has come back since.
+        If the own site rejoins, drop all of them. A coordinator that starts later would take them
+        for news of sites that have come back since.
         """
         self._members = epoch.members
-        for site in {*self._by_site}.difference(epoch.members) | {*enters}:
-            self._by_site.pop(site, None)
+        stays = set[str]() if self._site in enters else {*epoch.members}.difference(enters)
+        dropped = sorted({*self._by_site}.difference(stays))
+        for site in dropped:
+            del self._by_site[site]
+        return dropped
 
     def _of(self, site: str) -> Suspect | None:
         opinions = list(self._by_site.get(site, {}).values())

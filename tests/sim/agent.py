@@ -134,6 +134,8 @@ class SimAgent:
                     self.put(_settled(self.name, report))
             case SendResume() if self._has_run:
                 self.site.resume(message.epoch, message.handovers, message.rejoins)
+                for name in self.site.forget_suspects(message.epoch, message.rejoins):
+                    self.put(run_events.Reached(self.name, name))
             case SendCancel() if self._has_run:
                 self.site.cancel(message.epoch)
 

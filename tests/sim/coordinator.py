@@ -278,6 +278,12 @@ class SimCoordinator:
         return (self.run.epoch or self._first).members
 
     @property
+    def suspicions(self) -> set[tuple[str, str]]:
+        """Return who is said not to reach whom."""
+        epochs = self.run._epochs
+        return {*epochs._presence.reach._suspicions} if epochs is not None else set()
+
+    @property
     def is_changing(self) -> bool:
         """Whether sites are asked to pause, or somebody is about to come back."""
         epochs = self.run._epochs

@@ -68,6 +68,8 @@ CALM_ROUNDS = 3
 """Rounds that have to follow once all is well; after as many more the job is done."""
 CALM_S = LIMITS.ride_out_s + LIMITS.alone_s + 6 * LIMITS.detect_s
 """Time for them, and for the end where nobody is left."""
+HEARD_S = 5.0
+"""In this time the coordinator has heard who reaches whom, once all is well."""
 END_S = 12.0
 """Time in which nothing is left of a run that has ended."""
 SCRIPT_ERRORS = 0.01
@@ -210,12 +212,7 @@ class Simulation:
         return min(self._last_round, self._early.get(name, sys.maxsize))
 
     def _new_site(self, name: str, returns: bool) -> SimSite:
-        """Make processes; others that suspected the ones before reach these."""
-        if returns:
-            self.counts["came back"] += 1
-            for by in self.names:
-                if by != name:
-                    self.at(0.2, self._reach, by, name)
+        self.counts["came back"] += returns
         steps = self._steps_of_round
         return SimSite(
             name,
@@ -636,7 +633,7 @@ class Simulation:
         wires = self._wires[name, by], self._wires[by, name]
         if cut is not None and not (any(wire.is_cut for wire in wires) or not other.is_alive):
             return
-        if not site.is_alive or site.suspects.get(name) is is_gone:
+        if not site.is_alive or site.suspects.get(name) is is_gone or not site.may_suspect(name):
             return
         site.suspects[name] = is_gone
         self._tell(Suspected(by, name, is_gone, "gone" if is_gone else "silent"), site)
@@ -869,7 +866,7 @@ class Simulation:
 
     def _reach_the_end(self) -> None:
         """Nothing happens any more: after some rounds the job is done, and the run ends."""
-        goal: int | None = None
+        goal, heard_s = None, self.now_s + HEARD_S
         num_left = min(self._last_round, SHORT_ROUNDS)
         deadline_s = self.now_s + CALM_S + num_left * ROUND_S
         while not self._is_over:
@@ -884,9 +881,16 @@ class Simulation:
             least = min(site.completed for site in going or working)
             if goal is None:
                 goal = least + CALM_ROUNDS
-            if least >= goal and not self._drops:
+            if least >= goal and not self._drops and self.now_s > heard_s:
+                self._check_nobody_is_suspected(working)
                 most = max(site.round for site in self.sites.values())
                 self._last_round = most + CALM_ROUNDS
+
+    def _check_nobody_is_suspected(self, working: list[SimSite]) -> None:
+        """Members that reach each other are not taken for ones that do not."""
+        names = {site.name for site in working}
+        if wrong := self.coordinator.suspicions & {(by, of) for by in names for of in names}:
+            raise BrokenPromiseError(f"suspected for what was before: {sorted(wrong)}")
 
     def _working(self) -> list[SimSite]:
         """Return the members that are alive and have the run's state."""

@@ -113,6 +113,8 @@ class Outside:
     last_round: Callable[[str], int]
     """Tells with which round the job is done at a site."""
     mutant: str = ""
+    noticed: dict[int, int] = field(default_factory=dict)
+    """By round, after how many steps the members said that sites take part again."""
 
 
 @dataclass(slots=True)
@@ -150,6 +152,7 @@ class SimSite:
     """What all results came to; unlike the gateway's it goes on where another site's state ends."""
     suspects: dict[str, bool] = field(default_factory=dict)
     """Who is not reached, and whether it is gone."""
+    _may_suspect: tuple[str, ...] = NAMES
     epochs: Epochs = field(init=False)
     data: RankData = field(init=False)
     places: dict[int, object] = field(default_factory=dict)
@@ -279,6 +282,10 @@ class SimSite:
     def _notice_steps(self, sites: Sequence[str]) -> int:
         """Return after how many steps all ranks know: a round ends with the last of them."""
         most = self.data.notice_steps(sites)
+        if self.data.history.is_catching_up:  # what it says counts for nothing
+            most = self.outside.noticed.get(self.completed, most)
+        else:
+            self.outside.noticed[self.completed] = most
         if most > NOTICE_ROUNDS * self.steps_of_round:
             raise BrokenPromiseError(f"{self.name}: {sites} take part after {most} steps' notice")
         return -(-most // self.steps_of_round) * self.steps_of_round
@@ -381,6 +388,20 @@ class SimSite:
             for other in tree.receivers(NAMES.index(self.name)):
                 self.outside.send(self, NAMES[other], Frame(ruling.epoch, chunk, True, part))
         self._complete()
+
+    # ------------------------------------------------------------ who is not reached
+
+    def may_suspect(self, name: str) -> bool:
+        """Whether a site's agent passes on that another is not reached."""
+        return name in self._may_suspect
+
+    def forget_suspects(self, epoch: Epoch, rejoins: tuple[str, ...]) -> list[str]:
+        """Return whom it suspects no more, as the agent does: sites/agent/site_gateways.py."""
+        self._may_suspect = epoch.members
+        stays = set[str]() if self.name in rejoins else {*epoch.members}.difference(rejoins)
+        dropped = sorted({*self.suspects}.difference(stays))
+        self.suspects = {name: how for name, how in self.suspects.items() if name in stays}
+        return dropped
 
     # ------------------------------------------------------------ changes of the epoch
 

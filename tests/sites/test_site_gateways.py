@@ -115,21 +115,23 @@ def test_gateways_resume_with_what_the_coordinator_says() -> None:
 
 
 def test_a_site_that_comes_back_is_not_suspected_for_what_was_before() -> None:
-    opinions = Opinions()
+    opinions = Opinions("a")
     suspect = {"op": "suspect", "gateway": 0, "site": "b", "is_gone": True, "why": "it has ended"}
     assert opinions.take(suspect) is not None
     assert [each.site for each in opinions.suspects()] == ["b"]
-    opinions.begin(Epoch(1, ("a", "b"), STAR, 7), ["b"])
+    assert opinions.begin(Epoch(1, ("a", "b"), STAR, 7), ["b"]) == ["b"]
     assert opinions.suspects() == [], "a coordinator that was started again would hear of it"
     assert opinions.take(suspect) is not None, "news, should it fail again"
+    opinions.begin(Epoch(2, ("a", "b"), STAR, 9), ["a"])
+    assert opinions.suspects() == [], "the own site has new links with all others"
 
 
 def test_a_site_that_is_no_member_is_not_suspected() -> None:
     """A coordinator that starts while it is away would think so of it once it is back."""
-    opinions = Opinions()
+    opinions = Opinions("a")
     suspect = {"op": "suspect", "gateway": 0, "site": "b", "is_gone": True, "why": "it has ended"}
     assert opinions.take(suspect) is not None
-    opinions.begin(Epoch(1, ("a", "c"), STAR, 7), [])
+    assert opinions.begin(Epoch(1, ("a", "c"), STAR, 7), []) == ["b"], "is told"
     assert opinions.suspects() == []
     assert opinions.take(suspect) is None, "its link has ended a moment later"
     opinions.begin(Epoch(2, ("a", "b", "c"), STAR, 9, follows=("b",)), ["b"])

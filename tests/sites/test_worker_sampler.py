@@ -362,6 +362,23 @@ def test_ranks_that_hear_of_a_loss_a_round_apart_agree_on_its_step() -> None:
     assert early.gone(2 + NOTICE_STEPS) == frozenset()
 
 
+def test_a_loss_heard_of_is_no_batch_fetched_ahead() -> None:
+    """A site that catches up may hear of it before those that have more results."""
+    shares = BatchShares(full=FullBatch(12, 3), rule="keep", ranks=(1, 1, 1))
+    samplers = [
+        Sampler(num_samples=1000, shares=shares, site=0, rank=0, seed=1, notice_steps=8)
+        for _ in range(2)
+    ]
+    for each in samplers:
+        each.begin_without([1])
+        each.draw()
+        each.step()
+    samplers[0].lose({2: 0})
+    asked = [each.notice_steps([1]) for each in samplers]
+    assert asked[0] > asked[1] == 0
+    assert [each.num_ahead for each in samplers] == [0, 0]
+
+
 def test_what_crosses_before_a_site_takes_part_again_does_not_lose_it_again() -> None:
     """The mean of a step's time, say, which still says since when it was missing."""
     missing_sites = MissingSites()

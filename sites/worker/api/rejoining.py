@@ -127,15 +127,17 @@ class Rejoining:
     def _notice_steps(self, sites: Sequence[str]) -> int:
         """Return after how many steps at least sites take part again: the same at all ranks.
 
-        A round ends with the last of them.
+        A round ends with the last of them. What this site says counts for nothing while it catches
+        up: it may have heard of a loss before those that have more results.
         """
         own = self._data.notice_steps(map(self._context.welcome.sites.index, sites))
         if own is None:
             return 0
         most = self._averaging.largest(own, limit=self._missing_sites.notice_steps)
-        if own > most:  # this site catches up: what it says counts for nothing
+        num_ahead = self._data.num_ahead
+        if num_ahead > most:
             raise ScriptError(
-                f"site.sampler: this site's data loader fetches {own} batches ahead, and those of the "
+                f"site.sampler: this site's data loader fetches {num_ahead} batches ahead, and those of the "
                 f"sites that it comes back to {most}: give all of them the same num_workers and "
                 "prefetch_factor"
             )

@@ -133,6 +133,11 @@ class RunData:
         """
         return None if self._sampler is None else self._sampler.notice_steps(sites)
 
+    @property
+    def num_ahead(self) -> int:
+        """Number of batches that the script's data loader has fetched for later steps."""
+        return 0 if self._sampler is None else self._sampler.num_ahead
+
     def regain(self, site: int, step: int) -> None:
         """Hand out samples to a site again from a step on."""
         if self._sampler is not None:

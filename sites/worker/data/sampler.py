@@ -319,6 +319,11 @@ class Sampler:
         ]
         return max(self._num_drawn, *ends, self._num_used) - self._num_used
 
+    @property
+    def num_ahead(self) -> int:
+        """Number of batches that were drawn for later steps."""
+        return max(self._num_drawn - self._num_used, 0)
+
     def regain(self, site: int, step: int) -> None:
         """Take note that a site takes part again from a step on, which no rank has drawn yet."""
         self._absences[site][-1].until = step
