@@ -285,7 +285,12 @@ def test_bytes_that_are_injected_into_a_link_become_part_of_no_sum(
 
 @pytest.mark.parametrize(
     ("ended", "behind_nat"),
-    [(SITES[:1], False), (SITES, False), (SITES[:1], True), (SITES[1:], True)],
+    [
+        (SITES, False),
+        pytest.param(SITES[:1], False, marks=pytest.mark.exhaustive),
+        pytest.param(SITES[:1], True, marks=pytest.mark.exhaustive),
+        pytest.param(SITES[1:], True, marks=pytest.mark.exhaustive),
+    ],
     ids=str,
 )
 def test_an_expired_certificate_is_ridden_out_until_it_is_renewed(

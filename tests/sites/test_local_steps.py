@@ -39,8 +39,8 @@ LAYOUTS = ["fsdp3", "tp", "hsdp", "ep", "pp", "ddp", "lone", "lone-tp", "lone-pp
 DILOCO = OuterOptimizer(lr=0.7, momentum=0.9, ramp_steps=5)
 CASES = [
     ("ddp", "fsdp2", 3, DILOCO),
-    ("fsdp2", "fsdp2", 1, DILOCO),
-    ("ddp", "ddp", 3, None),
+    pytest.param("fsdp2", "fsdp2", 1, DILOCO, marks=pytest.mark.exhaustive),
+    pytest.param("ddp", "ddp", 3, None, marks=pytest.mark.exhaustive),
     *(
         pytest.param(*pair, 3, DILOCO, marks=pytest.mark.exhaustive)
         for pair in itertools.combinations_with_replacement(LAYOUTS, 2)
@@ -280,7 +280,9 @@ def test_a_resumed_run_saves_at_the_same_steps_with_the_same_bits(
 @pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("after", [("fsdp3",), ("ddp", "fsdp2", "lone")])
+@pytest.mark.parametrize(
+    "after", [("ddp", "fsdp2", "lone"), pytest.param(("fsdp3",), marks=pytest.mark.exhaustive)]
+)
 def test_another_number_of_sites_goes_on(tmp_path: Path, after: tuple[str, ...]) -> None:
     whole = saved.run(tmp_path / "whole", ("fsdp2", "lone"), more=SYNC_EVERY)
     resume = whole / checkpoint_name(saved.SAVED)

@@ -93,7 +93,7 @@ def test_a_plain_loop_trains_as_one_process(tmp_path: Path, codec: str) -> None:
     ("ranks_per_site", "codec"),
     [
         ((2, 2), "split"),
-        ((1, 3), "int8"),
+        pytest.param((1, 3), "int8", marks=pytest.mark.exhaustive),
         pytest.param((3, 2), "split", marks=pytest.mark.exhaustive),
     ],
     ids=str,
