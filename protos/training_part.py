@@ -15,8 +15,6 @@ CURE = "pip install 'isthmus[train]'"
 NEEDED = {
     "google-crc32c": "1.5",
     "hpack": "4.2",
-    "llvmlite": "0.45",
-    "numba": "0.62",
     "safetensors": "0.4",
     "torch": "2.9",
     "zstandard": "0.22",

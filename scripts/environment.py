@@ -26,7 +26,7 @@ NVIDIA = Path("/proc/driver/nvidia/version")
 _STAMP = VENV / "isthmus-inputs.sha256"
 _LOCK = VENV / "pylock.toml"
 """All that is to be installed, with its sizes."""
-_INPUTS = (ROOT / "pyproject.toml", CONSTRAINTS)
+_INPUTS = (ROOT / "pyproject.toml", ROOT / "setup.py", CONSTRAINTS)
 _OPTIONS = {
     "index-url": "--default-index",
     "extra-index-url": "--index",
@@ -37,14 +37,16 @@ _OPTIONS = {
 """Settings of pip that say where it looks and what it takes, and uv's words for them."""
 _VARIABLES = {"cert": "SSL_CERT_FILE", "proxy": "ALL_PROXY"}
 """Those that uv reads from its environment."""
+_STATE = "import sys; from isthmus.sites.compiled import main; sys.exit(main())"
 _NAMED = 3
 """The packages that are named before the download: the largest."""
 
 
 def ensure(*extras: str) -> None:
-    """Make .venv hold what pyproject.toml and constraints.txt say; a second call costs nothing.
+    """Make .venv hold what pyproject.toml and constraints.txt say; a second call costs little.
 
-    `extras` are further optional dependencies of pyproject.toml; what is there stays.
+    isthmus's own modules are compiled again if they have changed. `extras` are further optional
+    dependencies of pyproject.toml; what is there stays.
     """
     if sys.version_info < (3, 11):  # noqa: UP036 - whoever starts this may have an older one
         raise SystemExit(f"isthmus needs Python 3.11 or newer; this is {sys.version.split()[0]}")
@@ -52,6 +54,7 @@ def ensure(*extras: str) -> None:
 
     digest, *installed = _STAMP.read_text().split() if _STAMP.exists() else [""]
     if PYTHON.exists() and digest == _digest() and {"dev", *extras} <= {"dev", *installed}:
+        ensure_compiled()
         return
     groups = ["dev", *sorted({*extras, *installed} - {"dev"})]
     _say(f"setting up {VENV}")
@@ -59,7 +62,7 @@ def ensure(*extras: str) -> None:
         _run([sys.executable, "-m", "venv", str(VENV)])
     pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check"]
     _run([*pip, "install", "--quiet", "-c", str(CONSTRAINTS), "uv"])
-    options, variables = _as_uv_has_it(_output([*pip, "config", "list"]))
+    options, variables = _pips_settings(PYTHON)
     uv = [tool("uv"), "pip"]
     python = ["--python", str(PYTHON), "--no-python-downloads"]
     extra = [word for group in groups for word in ("--extra", group)]
@@ -70,13 +73,47 @@ def ensure(*extras: str) -> None:
         _run(compiled, variables)
     _say(_download(tomllib.loads(_LOCK.read_text()), _there(uv)))
     _run([*uv, "install", "--preview-features", "pylock", *python, "-r", str(_LOCK)], variables)
-    _run([*uv, "install", *python, *options, "--no-deps", "-e", str(ROOT)], variables)
+    _install_own(PYTHON)
     _STAMP.write_text("\n".join([_digest(), *groups]))
 
 
 def tool(name: str) -> str:
     """Return the path of a command installed in the environment."""
     return str(VENV / "bin" / name)
+
+
+def ensure_compiled(python: Path = PYTHON) -> str:
+    """Compile isthmus's own modules again if they have changed; return what with, or why not."""
+    state = [str(python), "-P", "-c", _STATE]
+    done = subprocess.run(state, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode == 0:
+        return done.stdout.strip()
+    _say("compiling isthmus")
+    _install_own(python)
+    return _output(state).strip()
+
+
+def _install_own(python: Path) -> None:
+    """Install isthmus itself from this checkout: setup.py compiles.
+
+    Where there is no compiler, and none to be had, it is installed all the same.
+    """
+    options, variables = _pips_settings(python)
+    uv = [str(python.with_name("uv")), "pip", "install", "--quiet", "--python", str(python)]
+    own = [*uv, *options, "--build-constraints", str(CONSTRAINTS), "--no-deps"]
+    own += ["--reinstall-package", "isthmus", "-e", str(ROOT)]
+    env = _environment(variables)
+    done = subprocess.run(own, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0 and "ziglang" in done.stderr:
+        _run(own, variables | {"ISTHMUS_PLAIN": "1"})
+    elif done.returncode != 0:
+        raise SystemExit(f"set-up failed: {' '.join(own)}\n{done.stderr}")
+
+
+def _pips_settings(python: Path) -> tuple[list[str], dict[str, str]]:
+    """Return pip's settings on this machine as options and variables of uv."""
+    listed = [str(python), "-m", "pip", "--disable-pip-version-check", "config", "list"]
+    return _as_uv_has_it(_output(listed))
 
 
 def _as_uv_has_it(listed: str) -> tuple[list[str], dict[str, str]]:

@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped] # without types
 
 from isthmus.orchestrator.emulator.site_namespaces import netns_problem
+from scripts.environment import ensure_compiled
 from tests.fakes.reaper import MARK, begin
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,7 +62,9 @@ INTERRUPTED = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have all processes ended that tests start, should pytest be killed."""
+    """Compile what has changed. Have what tests start ended, should pytest be killed."""
+    if not hasattr(config, "workerinput"):  # xdist's processes come after
+        ensure_compiled(Path(sys.executable))
     reaper = begin()
     if reaper is not None:
         config.stash[REAPER] = reaper

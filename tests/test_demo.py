@@ -34,7 +34,12 @@ def test_the_last_line_is_the_report_of_the_run_that_was_launched(
     text = FAKE.format(python=sys.executable, calls=str(calls), statuses={"launch": launched})
     program.write_text(text)
     program.chmod(0o755)
-    own = SimpleNamespace(ROOT=tmp_path, ensure=lambda: None, tool=lambda _: str(program))
+    own = SimpleNamespace(
+        ROOT=tmp_path,
+        ensure=lambda: None,
+        ensure_compiled=lambda: "compiled with cc",
+        tool=lambda _: str(program),
+    )
     monkeypatch.setitem(sys.modules, "environment", own)
     assert runpy.run_path(str(DEMO))["main"](arguments) == launched
     commands = {each[0]: each[1:] for each in map(json.loads, calls.read_text().splitlines())}

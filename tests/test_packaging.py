@@ -5,6 +5,7 @@ why not.
 """
 
 import ast
+import hashlib
 import json
 import os
 import re
@@ -19,11 +20,14 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from isthmus.protos.own_processes import own_command
+from isthmus.sites.codecs.registry import BY_NAME
+from isthmus.sites.compiled import MODULES, PLAIN, folder_below, why_plain
 
 FOLDERS = ["orchestrator", "protos", "sites", "topology"]
 ROOT = Path(__file__).parents[1]
@@ -38,6 +42,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.glob("*.whl"))
 
 
+@pytest.fixture(scope="module")
+def unpacked(built: Path) -> Path:
+    """Return a folder that has the wheel's files, for PYTHONPATH."""
+    folder = built.with_name("unpacked")
+    with zipfile.ZipFile(built) as wheel:
+        wheel.extractall(folder)
+    return folder
+
+
 @pytest.mark.slow
 def test_a_wheel_brings_one_import_name_with_all_modules_and_files(built: Path) -> None:
     with zipfile.ZipFile(built) as wheel:
@@ -50,30 +63,137 @@ def test_a_wheel_brings_one_import_name_with_all_modules_and_files(built: Path) 
         check=True,
     )
     expected = {f"isthmus/{name}" for name in tracked.stdout.split()}
-    assert names == expected | {"isthmus/__init__.py", "isthmus/py.typed"}
+    made = {name for name in names if name.startswith("isthmus/_compiled/")}
+    assert names - made == expected | {"isthmus/__init__.py", "isthmus/py.typed"}
+    folder = f"isthmus/_compiled/{folder_below(ROOT).name}"
+    assert {f"{folder}/build.json", f"{folder}/cython.py"} <= made
+    if why_plain() is None:
+        assert {name.replace(".", "/") for name in MODULES} == {
+            name.removeprefix(f"{folder}/common/").partition(".")[0]
+            for name in made
+            if "/common/" in name
+        }
 
 
 @pytest.mark.slow
-def test_modules_beside_a_script_are_its_own(built: Path, tmp_path: Path) -> None:
+def test_modules_beside_a_script_are_its_own(unpacked: Path, tmp_path: Path) -> None:
     for name in ("protos", "sites", "topology", "orchestrator", "scripts"):
         (tmp_path / f"{name}.py").write_text(f"WHOSE = 'the script, {name}'")
     (tmp_path / "train.py").write_text(
         "import isthmus, orchestrator, protos, scripts, sites, topology\n"
         "print(isthmus.join.__name__, sites.WHOSE, protos.WHOSE, topology.WHOSE)"
     )
-    done = run_python(built, tmp_path, "train.py")
+    done = run_python(unpacked, tmp_path, "train.py")
     assert done.stdout == "join the script, sites the script, protos the script, topology\n", done
 
 
 @pytest.mark.slow
 def test_what_lies_where_a_process_of_ours_starts_hides_nothing(
-    built: Path, tmp_path: Path
+    unpacked: Path, tmp_path: Path
 ) -> None:
     for name in ("queue", "isthmus", "random"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('not for you')")
-    done = run_python(built, tmp_path, *own_command("isthmus.sites.facts")[1:])
+    done = run_python(unpacked, tmp_path, *own_command("isthmus.sites.facts")[1:])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["facts"]["build"]
+
+
+ENCODE = """
+import hashlib, sys
+import numpy as np
+from isthmus.sites import compiled
+from isthmus.sites.codecs.registry import BY_NAME
+assert "Cython" not in sys.modules and "numba" not in sys.modules
+values = np.random.default_rng(7).standard_normal(1000).astype(np.float32)
+payloads = b"".join(bytes(codec.encode(values)) for codec in BY_NAME.values())
+print(hashlib.sha256(payloads).hexdigest(), compiled.note_of_plain() or compiled.built().compiler)
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [("cc", ""), ("zig", "zig 0."), ("plain", f"for {PLAIN} was set: install gcc")],
+)
+def test_codecs_give_the_same_bits_however_isthmus_was_installed(
+    tmp_path: Path, way: str, said: str
+) -> None:
+    """With the compiler that is there, with the package index's, and with none."""
+    if way == "cc" and why_plain() is not None:
+        pytest.skip("there is no compiler")
+    uv = str(Path(sys.executable).with_name("uv"))
+    environ = {**os.environ, "PATH": str(tmp_path) if way == "zig" else os.environ["PATH"]}
+    environ |= {PLAIN: "1"} if way == "plain" else {}
+    environ.pop("CC", None)
+    environ.pop("PYTHONPATH", None)
+    venv = tmp_path / "venv"
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(venv)], check=True)
+    build = [uv, "build", "--quiet", "--python", sys.executable, "-o", str(tmp_path), str(ROOT)]
+    build += ["--build-constraints", str(ROOT / "constraints.txt")]
+    done = subprocess.run(build, env=environ, capture_output=True, text=True, check=False)
+    if way == "zig" and "ziglang" in done.stderr:
+        pytest.skip("the package index has no ziglang")
+    assert done.returncode == 0, done.stderr
+    install = [uv, "pip", "install", "--quiet", "--python", str(venv / "bin/python")]
+    needed = ["-c", str(ROOT / "constraints.txt"), "google-crc32c", "numpy", "zstandard"]
+    subprocess.run([*install, *needed], check=True)
+    subprocess.run([*install, "--no-deps", str(next(tmp_path.glob("*.whl")))], check=True)
+    environ.pop(PLAIN, None)
+    done = subprocess.run(
+        [str(venv / "bin/python"), "-c", ENCODE],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    values = np.random.default_rng(7).standard_normal(1000).astype(np.float32)
+    payloads = b"".join(bytes(codec.encode(values)) for codec in BY_NAME.values())
+    assert done.stdout.startswith(hashlib.sha256(payloads).hexdigest()), done.stderr
+    assert said in done.stdout
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.no_cover
+@pytest.mark.timeout(900)
+def test_sanitizers_find_nothing_in_what_is_compiled(tmp_path: Path) -> None:
+    """AddressSanitizer and UndefinedBehaviorSanitizer, under the tests of compiled modules."""
+    library = subprocess.run(
+        ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    if not Path(library).is_absolute():
+        pytest.skip("gcc has no libasan")
+    flags = "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
+    uv = [str(Path(sys.executable).with_name("uv")), "build", "--quiet", "--no-build-isolation"]
+    subprocess.run(
+        [*uv, "--python", sys.executable, "-o", str(tmp_path), str(ROOT)],
+        env={**os.environ, "CC": "gcc", "CFLAGS": flags},
+        check=True,
+    )
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        wheel.extractall(tmp_path / "unpacked")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SANITIZED],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's own
+            "LD_PRELOAD": library,
+            "PYTHONPATH": str(tmp_path / "unpacked"),
+            "UBSAN_OPTIONS": "print_stacktrace=1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+
+
+SANITIZED = ("tests/sites/test_codec_kernels.py", "tests/sites/test_compiled.py")
 
 
 def run_python(built: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -25,6 +25,9 @@ warning version-differs: isthmus {build} is installed, and {own} here
 error {code}: {lacks}
   ranks and gateways need it
   {cure}
+warning plain-python: isthmus runs as plain Python there, for {why}
+  gateways encode and sum a hundred times more slowly, or worse
+  install gcc (or clang) and Python's headers, then isthmus again, without ISTHMUS_PLAIN
 warning torch-differs: torch {torch} is installed, and {first} at {where}
   other buckets make a run fail (LAYOUT_MISMATCH), other kernels other sums
   pip install torch=={first}

@@ -107,6 +107,8 @@ def _versions(machine: Machine) -> Iterator[Finding]:
     if lacks:
         code = "torch-missing" if facts.torch is None else "cannot-train"
         yield finding("{code}", machine.name, code=code, lacks=lacks, cure=CURE)
+    if facts.plain:
+        yield finding("plain-python", machine.name, why=facts.plain)
 
 
 def _addresses(machine: Machine) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from isthmus.protos import versions
 from isthmus.protos.failure import text_of
 from isthmus.protos.training_part import what_lacks
 from isthmus.protos.usable_cores import usable_cores
+from isthmus.sites.compiled import why_plain
 from isthmus.sites.facts import numa
 from isthmus.sites.facts.files import cannot_enter, look_at_folder, match
 from isthmus.sites.facts.training_script import look_at
@@ -52,6 +53,7 @@ def collect(wanted: Wanted) -> Facts:
         python=platform.python_version(),
         torch=_torch_version(),
         lacks=what_lacks(),
+        plain=why_plain(),
         usable_cores=usable_cores(),
         limits=_limits(),
         tcp=_tcp(),

@@ -15,6 +15,7 @@ from typing import Final
 
 from isthmus.protos.errors import IsthmusError, LocalProtocolError, failure_of
 from isthmus.protos.failure import Failure, one_line, text_of
+from isthmus.sites.compiled import note_of_plain
 from isthmus.sites.gateway.agent_port import (
     AgentWriter,
     Cancel,
@@ -52,6 +53,8 @@ def main() -> int:
         format="%(asctime)s %(levelname)s %(threadName)s: %(message)s",
         stream=sys.stderr,
     )
+    if note := note_of_plain():
+        _log.warning("%s", note)
     # Unbuffered: at exit a thread still waits in a read, and would hold a buffer's lock.
     stdin = io.FileIO(sys.stdin.fileno(), closefd=False)
     agent = AgentWriter(sys.stdout.buffer)

@@ -712,6 +712,9 @@ def test_26_no_torch_and_another_one() -> None:
     found = machine_findings(machine(old), topology())
     only(found, "cannot-train", ERROR, "pip install 'isthmus[train]'")
     assert found[0].found == "torch is 2.5.0, older than 2.9"
+    plain = dataclasses.replace(good_facts(), plain="no C compiler works")
+    found = machine_findings(machine(plain, name="a"), topology())
+    only(found, "plain-python", WARNING, "install gcc")
     other = dataclasses.replace(good_facts(), torch="2.5.0")
     differ = torch_findings([machine(good_facts()), machine(other, name="b")])
     only(differ, "torch-differs", WARNING, "pip install torch==2.9.0")

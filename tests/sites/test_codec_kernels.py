@@ -1,4 +1,4 @@
-"""Compiled kernels against numpy, bit for bit.
+"""Kernels against numpy, bit for bit, compiled and as plain Python.
 
 Codes, the residual, sums in any order and place, NaN.
 """
@@ -6,17 +6,19 @@ Codes, the residual, sums in any order and place, NaN.
 from __future__ import annotations
 
 import itertools
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from isthmus.sites.codecs.codec import Codec, FloatPart, Floats, Part
-from isthmus.sites.codecs.kernels import loops
+from isthmus.sites.codecs.kernels import loops as as_imported
 from isthmus.sites.codecs.quantising_codecs import AS_IT_IS, QUANTISED, BlockCodec
 from isthmus.sites.codecs.registry import BY_NAME
 from isthmus.sites.gateway.reduction.chunk_reduction import add_up
 from isthmus.topology.trees.codec_costs import BLOCK, LOSSLESS
 from tests.fakes import numpy_codecs as oracle
+from tests.fakes.plain_modules import WAYS, use_plain
 
 SIZES = (1, 2, 3, 63, 64, 127, 128, 129, 255, 256, 1000, 4097)
 SPECIAL = np.array(
@@ -36,6 +38,18 @@ UNFIT = np.array(
 )  # fmt: skip
 """Infinities, NaN of all kinds, and what is 2**127 or more."""
 NAN = 0x7FC00000
+
+
+@pytest.fixture(autouse=True, params=WAYS)
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Run a test with the kernels as they are compiled, and with them as plain Python."""
+    return use_plain(as_imported, monkeypatch) if request.param == "plain" else as_imported
+
+
+def sizes(loops: ModuleType, chance: np.random.Generator) -> tuple[int, ...]:
+    """Return numbers of elements: plain Python takes few."""
+    is_plain = loops is not as_imported
+    return (1, 2, 127, 128, 129, 257) if is_plain else (*SIZES, int(chance.integers(1, 20_000)))
 
 
 def numbers(chance: np.random.Generator, numel: int) -> Floats:
@@ -63,9 +77,9 @@ def in_a_frame(payload: bytes | memoryview, chance: np.random.Generator) -> memo
 
 @pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
 @pytest.mark.parametrize("seed", range(8))
-def test_blocks_are_numpy_s_bit_for_bit(name: str, seed: int) -> None:
+def test_blocks_are_numpy_s_bit_for_bit(name: str, seed: int, loops: ModuleType) -> None:
     chance, codec = np.random.default_rng(seed), BY_NAME[name]
-    for numel in (*SIZES, int(chance.integers(1, 20_000))):
+    for numel in sizes(loops, chance):
         residual = np.zeros(numel, dtype=np.float32)
         expected_residual = residual.copy()
         for _ in range(3):
@@ -97,9 +111,9 @@ def test_blocks_are_numpy_s_bit_for_bit(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["bf16", "bf16-split"])
 @pytest.mark.parametrize("seed", range(4))
-def test_halves_are_numpy_s_bit_for_bit(name: str, seed: int) -> None:
+def test_halves_are_numpy_s_bit_for_bit(name: str, seed: int, loops: ModuleType) -> None:
     chance, codec = np.random.default_rng(seed), BY_NAME[name]
-    for numel in (*SIZES, int(chance.integers(1, 20_000))):
+    for numel in sizes(loops, chance):
         residual = np.zeros(numel, dtype=np.float32)
         for _ in range(3):
             values = numbers(chance, numel)
@@ -133,14 +147,14 @@ def parts_in_places(
 
 
 @pytest.mark.parametrize("codec", BY_NAME.values(), ids=BY_NAME.keys())
-def test_sums_are_numpy_s_whatever_lies_where(codec: Codec) -> None:
+def test_sums_are_numpy_s_whatever_lies_where(codec: Codec, loops: ModuleType) -> None:
     """Parts with NaN, infinities and sums of these among them.
 
     Several codecs' forms side by side.
     """
     for seed in range(40):
         chance = np.random.default_rng(seed)
-        numel, num_parts = int(chance.choice(SIZES)), int(chance.integers(1, 5))
+        numel, num_parts = int(chance.choice(sizes(loops, chance))), int(chance.integers(1, 5))
         values = [numbers(chance, numel) for _ in range(num_parts)]
         for each in values:
             if chance.random() < 0.4:
@@ -175,9 +189,9 @@ def test_a_sum_that_is_no_number_is_one_nan_and_a_part_alone_is_left_as_it_is(na
     assert bits(out) == [NAN] * 4
 
 
-@pytest.mark.parametrize("place", [0, 1, 1023, 1024, 2047, 3000])
+@pytest.mark.parametrize("place", [0, 1023, 1024, 3000])
 @pytest.mark.parametrize("pattern", [0x7F800000, 0xFF800000, 0x7FC00000, 0xFFFFFFFF])
-def test_the_first_that_is_not_finite_is_found(place: int, pattern: int) -> None:
+def test_the_first_that_is_not_finite_is_found(place: int, pattern: int, loops: ModuleType) -> None:
     values = np.full(3001, 3.4e38, dtype=np.float32)
     assert loops.first_not_finite(values) == -1
     values.view(np.uint32)[[place, 3000]] = pattern
@@ -186,7 +200,7 @@ def test_the_first_that_is_not_finite_is_found(place: int, pattern: int) -> None
 
 
 @pytest.mark.parametrize("numel", [0, *SIZES])
-def test_squares_are_added_in_one_order(numel: int) -> None:
+def test_squares_are_added_in_one_order(numel: int, loops: ModuleType) -> None:
     values = numbers(np.random.default_rng(numel), numel)
     squares = np.square(values, dtype=np.float64)
     lanes = np.zeros(8)
@@ -199,7 +213,7 @@ def test_squares_are_added_in_one_order(numel: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_outer_steps_are_numpy_s_however_a_bucket_is_cut(seed: int) -> None:
+def test_outer_steps_are_numpy_s_however_a_bucket_is_cut(seed: int, loops: ModuleType) -> None:
     """Each product is rounded before it is added, at any place of an element."""
     chance = np.random.default_rng(seed)
     numel = int(chance.integers(1000, 3000))
@@ -227,7 +241,7 @@ def test_outer_steps_are_numpy_s_however_a_bucket_is_cut(seed: int) -> None:
     assert bits(plain) == bits(plain_result) == bits(base - lr * mean)
 
 
-def test_without_tokens_nothing_has_moved() -> None:
+def test_without_tokens_nothing_has_moved(loops: ModuleType) -> None:
     values = np.array([1.0, np.nan, np.inf], dtype=np.float32)
     loops.write_pseudo_gradient(np.zeros(3, dtype=np.float32), values, np.float32(0))
     assert bits(values) == [0, 0, 0]
@@ -241,9 +255,10 @@ def test_facts_that_others_know_are_the_codecs_own() -> None:
             assert codec.level_max == oracle.LEVEL_MAX[codec.name.removesuffix("-zstd")]
 
 
-def test_an_array_that_is_not_what_a_kernel_takes_is_refused() -> None:
-    doubles = np.zeros(4)
-    with pytest.raises(AssertionError, match="float64 where float32 belongs"):
-        loops.divide(doubles, np.float32(2))  # type: ignore[arg-type]
-    with pytest.raises(AssertionError):
+def test_an_array_that_is_not_what_a_kernel_takes_is_refused(loops: ModuleType) -> None:
+    if loops is not as_imported:
+        return  # Python takes all
+    with pytest.raises(ValueError, match="expected 'float' but got 'double'"):
+        loops.divide(np.zeros(4), np.float32(2))
+    with pytest.raises(ValueError, match="contiguous"):
         loops.divide(np.zeros(8, dtype=np.float32)[::2], np.float32(2))

@@ -146,6 +146,8 @@ class Facts:
     """The version of torch; None: it is not installed."""
     lacks: str | None = None
     """Packages missing for ranks and gateways; None: none, or unknown to an older build."""
+    plain: str | None = None
+    """Why isthmus runs as plain Python; None: it is compiled, or an older build does not say."""
     usable_cores: Count | None = None
     """Processor cores that its processes may use."""
     limits: Limits = Limits()
