@@ -2,6 +2,8 @@
 
 FOLDER/ca.pem, ca.key        the authority; keep ca.key away from the sites
 FOLDER/NAME.pem, NAME.key    each party's: `coordinator`, `operator`, `eu.agent`, `eu.gateway`
+FOLDER/ca.issued             all certificates that were made and have not expired
+FOLDER/ca.crl                the list of those that were revoked; the coordinator carries it
 
 While the authority is changed, ca.pem has the present one first, and behind it the former ones,
 whose certificates still count. Each has a name of its own, and certificates say by which key they
@@ -10,7 +12,8 @@ were signed: TLS libraries look an issuer up by these, and try no second one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -34,11 +37,25 @@ from isthmus.protos.identities import (
 from isthmus.protos.join_tokens import JoinToken
 from isthmus.protos.mutual_tls import CertificateError, identity_of, is_made_by
 from isthmus.protos.private_files import make_secret, read_secret
+from isthmus.protos.revocation import Named, RevocationError, RevocationList, named
 
 CA, FORMER = "ca", "ca, former"
+ISSUED, REVOKED = f"{CA}.issued", f"{CA}.crl"
 CLOCK_SKEW = timedelta(minutes=5)
 """By how much a site's clock may be behind for a certificate made just now."""
 CA_DAYS = 3650
+_KEPT = timedelta(days=1)
+"""For how long what has expired stays on the list: clocks differ."""
+_OF_SEVERAL_AUTHORITIES = x509.IssuingDistributionPoint(
+    full_name=None,
+    relative_name=None,
+    only_contains_user_certs=False,
+    only_contains_ca_certs=False,
+    only_some_reasons=None,
+    indirect_crl=True,
+    only_contains_attribute_certs=False,
+)
+"""The list has certificates of former authorities, too."""
 
 
 class CertificateExistsError(StateConflictError):
@@ -57,6 +74,7 @@ class Certificate:
     ends: datetime
     fingerprint: str
     """sha256 of the certificate, in hex."""
+    is_revoked: bool = False
 
     @property
     def days_left(self) -> float:
@@ -90,12 +108,16 @@ def change_authority(folder: Path) -> Certificate:
 
     Raises:
         CertificateError: the authority cannot be used.
+        RevocationError: the list of revoked certificates cannot be used.
         OSError: the folder cannot be written.
     """
-    former = authorities_in(folder)
+    former, revoked = authorities_in(folder), revoked_in(folder)
     domain = _domain_of(former[0])
     (folder / f"{CA}.key").unlink(missing_ok=True)
-    return _new_authority(folder, domain, former)
+    made = _new_authority(folder, domain, former)
+    if revoked is not None:  # the former ones will not be believed any more
+        _sign_list(folder, revoked.revoked)
+    return made
 
 
 def forget_former_authorities(folder: Path) -> Certificate:
@@ -124,15 +146,109 @@ def authorities_in(folder: Path) -> list[x509.Certificate]:
     return _read_all(folder / f"{CA}.pem")
 
 
+def revoke(folder: Path, site: str) -> list[Certificate]:
+    """Revoke all certificates of a site that have not expired; return them.
+
+    Raises:
+        CertificateError: none is on record, or the authority cannot be used.
+        RevocationError: the list cannot be used to which they are to be added.
+        UnsafeFileError: others may read the authority's key.
+        OSError: the folder cannot be written.
+    """
+    known = revoked_in(folder)
+    found = [each for each in _issued(folder) if _site_of(each) == site]
+    if not found:
+        raise CertificateError(
+            f"{folder / ISSUED} has no certificate of a site {site!r} that is still valid"
+        )
+    before = known.revoked if known is not None else frozenset()
+    _sign_list(folder, before | {named(_text(each).encode()) for each in found})
+    return [
+        replace(_described(_name_of(each), each), is_revoked=True)
+        for each in sorted(found, key=lambda each: each.not_valid_before_utc)
+    ]
+
+
+def revoked_in(folder: Path) -> RevocationList | None:
+    """Return the list of revoked certificates; None: none was revoked.
+
+    Raises:
+        CertificateError: there is no authority.
+        RevocationError: the list cannot be used.
+    """
+    path = folder / REVOKED
+    if not path.exists():
+        return None
+    try:
+        return RevocationList.read(path.read_text(errors="replace"), authorities_in(folder))
+    except RevocationError as error:
+        raise RevocationError(f"{path}: {error}") from error
+
+
+def _sign_list(folder: Path, revoked: Iterable[Named]) -> None:
+    """Write the next list of revoked certificates, without those that have expired."""
+    wanted, known = {*revoked}, revoked_in(folder)
+    authority, signing = _read(folder / f"{CA}.pem"), _read_key(folder / f"{CA}.key")
+    number = known.number + 1 if known is not None else 1
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(authority.subject)
+        .last_update(datetime.now(UTC) - CLOCK_SKEW)
+        .next_update(authority.not_valid_after_utc)
+        .add_extension(x509.CRLNumber(number), critical=False)
+        .add_extension(_OF_SEVERAL_AUTHORITIES, critical=True)
+    )
+    for each in _issued(folder):
+        if named(_text(each).encode()) not in wanted:
+            continue
+        issuer = x509.CertificateIssuer([x509.DirectoryName(each.issuer)])
+        builder = builder.add_revoked_certificate(
+            x509.RevokedCertificateBuilder()
+            .serial_number(each.serial_number)
+            .revocation_date(datetime.now(UTC))
+            .add_extension(issuer, critical=True)
+            .build()
+        )
+    signed = builder.sign(signing, hashes.SHA256())
+    text = signed.public_bytes(serialization.Encoding.PEM).decode("ascii")
+    write_atomically(folder / REVOKED, text)
+
+
+def _issued(folder: Path) -> list[x509.Certificate]:
+    """Return the certificates that were made here and have not expired.
+
+    Raises:
+        CertificateError: nobody has kept them.
+    """
+    now = datetime.now(UTC)
+    try:
+        found = x509.load_pem_x509_certificates((folder / ISSUED).read_bytes())
+    except FileNotFoundError as error:
+        raise CertificateError(
+            f"{folder / ISSUED}: is not there: which certificates a site has had is not known. "
+            "Change the authority, `isthmus certs rotate`"
+        ) from error
+    except ValueError as error:
+        raise CertificateError(f"{folder / ISSUED}: {text_of(error)}") from error
+    return [each for each in found if each.not_valid_after_utc + _KEPT > now]
+
+
 def of_former_authorities(folder: Path) -> list[str]:
     """Return the names of parties whose certificates are not of the present authority.
+
+    Those that were revoked are left out: nobody is to get another for them.
 
     Raises:
         CertificateError: a file is no certificate.
     """
-    present = authorities_in(folder)[0]
+    present, revoked = authorities_in(folder)[0], revoked_in(folder)
     parties = (path for path in sorted(folder.glob("*.pem")) if path.stem != CA)
-    return [path.stem for path in parties if not is_made_by(present, _read(path))]
+    return [
+        path.stem
+        for path in parties
+        if not is_made_by(present, _read(path))
+        and not (revoked is not None and revoked.has(path.read_bytes()))
+    ]
 
 
 def _new_authority(folder: Path, domain: str, former: list[x509.Certificate]) -> Certificate:
@@ -172,17 +288,37 @@ def issue(folder: Path, name: str, days: float, *, replace: bool = False) -> Cer
     _identity(folder, name)
     key_path.unlink(missing_ok=True)
     make_secret(key_path, _pem_of(ec.generate_private_key(ec.SECP256R1())))
-    return renew(folder, name, days)
+    return _certify(folder, name, days)
 
 
 def renew(folder: Path, name: str, days: float) -> Certificate:
     """Make a new certificate for the key that a party has; processes notice by themselves.
 
     Raises:
-        CertificateError: the authority or the key cannot be used.
+        CertificateError: the authority or the key cannot be used, or the key's certificate was
+            revoked.
         UnsafeFileError: others may read a key.
         OSError: the folder cannot be written.
     """
+    _require_valid(folder, name)
+    return _certify(folder, name, days)
+
+
+def _require_valid(folder: Path, name: str) -> None:
+    """Refuse a key that somebody else may have.
+
+    Raises:
+        CertificateError: its certificate was revoked.
+    """
+    path, revoked = folder / f"{name}.pem", revoked_in(folder)
+    if revoked is not None and path.exists() and revoked.has(path.read_bytes()):
+        raise CertificateError(
+            f"{path}: was revoked: `isthmus certs issue --force {name}` makes another, with a key "
+            "of its own"
+        )
+
+
+def _certify(folder: Path, name: str, days: float) -> Certificate:
     public = _read_key(folder / f"{name}.key").public_key()
     made = _signed(folder, name, public, days)
     write_atomically(folder / f"{name}.pem", _text(made))
@@ -206,12 +342,13 @@ def site_files(folder: Path, site: str, days: float) -> dict[str, bytes]:
     """Return the certificates and keys of a site, by file name, made or renewed where it is time.
 
     Raises:
-        CertificateError: the authority or a key cannot be used.
+        CertificateError: the authority or a key cannot be used, or a certificate was revoked.
         UnsafeFileError: others may read a key.
         OSError: the folder cannot be written.
     """
     found = {}
     for name in (f"{site}.{role}" for role in (AGENT, GATEWAY)):
+        _require_valid(folder, name)
         if not (folder / f"{name}.key").exists():
             issue(folder, name, days)
         elif is_due(folder, name, WARN_DAYS):
@@ -222,12 +359,15 @@ def site_files(folder: Path, site: str, days: float) -> dict[str, bytes]:
 
 
 def is_due(folder: Path, name: str, within_days: float) -> bool:
-    """Whether a party's certificate ends soon, or is of a former authority.
+    """Whether a party's certificate ends soon, or is of a former authority, and was not revoked.
 
     Raises:
         CertificateError: a file is no certificate.
     """
-    ends_soon = _described(name, _read(folder / f"{name}.pem")).days_left < within_days
+    path, revoked = folder / f"{name}.pem", revoked_in(folder)
+    ends_soon = _described(name, _read(path)).days_left < within_days
+    if revoked is not None and revoked.has(path.read_bytes()):
+        return False
     return ends_soon or name in of_former_authorities(folder)
 
 
@@ -250,7 +390,10 @@ def _signed(
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key())
     builder = builder.add_extension(signed_by, critical=False)
-    return builder.sign(signing, hashes.SHA256())
+    made = builder.sign(signing, hashes.SHA256())
+    kept = _issued(folder) if (folder / ISSUED).exists() else []
+    write_atomically(folder / ISSUED, "".join(map(_text, [*kept, made])))
+    return made
 
 
 def certificates_in(folder: Path) -> list[Certificate]:
@@ -259,14 +402,19 @@ def certificates_in(folder: Path) -> list[Certificate]:
     Raises:
         CertificateError: there is none, or a file is none.
     """
+    paths = [*folder.glob("*.pem")]
+    if not paths:
+        raise CertificateError(f"{folder}: has no certificates; `isthmus certs init` makes them")
+    revoked = revoked_in(folder)
     found = [
-        _described(path.stem if place == 0 or path.stem != CA else FORMER, each)
-        for path in folder.glob("*.pem")
+        replace(
+            _described(path.stem if place == 0 or path.stem != CA else FORMER, each),
+            is_revoked=revoked is not None and revoked.has(_text(each).encode()),
+        )
+        for path in paths
         for place, each in enumerate(_read_all(path))
         if place == 0 or path.stem == CA
     ]
-    if not found:
-        raise CertificateError(f"{folder}: has no certificates; `isthmus certs init` makes them")
     return sorted(found, key=lambda each: (each.ends, each.name))
 
 
@@ -311,6 +459,16 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+
+
+def _site_of(certificate: x509.Certificate) -> str:
+    identity = identity_of(certificate)
+    return identity.site if identity else ""
+
+
+def _name_of(certificate: x509.Certificate) -> str:
+    identity = identity_of(certificate)
+    return identity.file_name if identity else ""
 
 
 def _described(name: str, certificate: x509.Certificate) -> Certificate:

@@ -84,6 +84,13 @@ _ENTRIES = (
         ExitCode.PREFLIGHT,
     ),
     Entry(
+        "BAD_REVOCATION_LIST",
+        "A list of revoked certificates cannot be used.",
+        "`isthmus certs revoke` makes one where the authority's key is; take its ca.crl, and the "
+        "ca.pem beside it, to the coordinator.",
+        ExitCode.PREFLIGHT,
+    ),
+    Entry(
         "UNAUTHENTICATED",
         "The caller did not show who it is.",
         "Be the user who started the coordinator, or name a copy of its secret in "

@@ -32,6 +32,8 @@ CONNECTION_LIMITS = (
 )
 """Options of every server: a connection that has not become HTTP/2, or has no call, for HANDSHAKE_S
 is closed. A client that needs it again opens another."""
+REVOCATIONS_BYTES = 256 << 10
+"""Limit on the list of revoked certificates: some thousands."""
 JOIN_BYTES = 64 << 10
 """Limit on the files of a join token: a few certificates and keys."""
 LOCAL_MESSAGE_BYTES = 128 << 10

@@ -27,6 +27,7 @@ from isthmus.protos.failure import text_of
 from isthmus.protos.identities import CALLERS, WARN_DAYS, Identity
 from isthmus.protos.limits import CONNECTION_LIMITS
 from isthmus.protos.private_files import UnsafeFileError, read_secret
+from isthmus.protos.revocation import RevocationError, RevocationList
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -58,7 +59,7 @@ class Caller(Protocol):
         """Return the metadata of the call."""
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """Return the identities in the caller's certificate, under `peer_uri`."""
+        """Return the caller's certificate, under `x509_pem_cert`, and its URIs, as `peer_uri`."""
 
     def peer(self) -> str:
         """Return the caller's address."""
@@ -97,6 +98,11 @@ class TlsFiles:
         ca, cert, key = (each.replace(NAME, name) for each in (self.ca, self.cert, self.key))
         return TlsFiles(ca=ca, cert=cert, key=key)
 
+    @property
+    def revocations(self) -> Path:
+        """Where a coordinator looks for the list of revoked certificates: beside `ca`."""
+        return Path(self.ca).with_suffix(".crl")
+
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
@@ -121,6 +127,8 @@ class TlsSecurity:
         """When the certificate that was read last ends; None: none was."""
         self._contexts: dict[int, tuple[list[int], ssl.SSLContext]] = {}
         """TLS context by protocol, with the version of its files; reused until these change."""
+        self.revoked: RevocationList | None = None
+        """The list of revoked certificates that is in force; None: none has come."""
 
     def channel(self, address: str, options: Options, to: str) -> grpc.Channel:
         """Return a fresh connection to the party `to`; the caller closes it.
@@ -144,7 +152,7 @@ class TlsSecurity:
         self, options: Options, num_rpcs: int, on_refused: OnRefused = log.warning
     ) -> grpc.aio.Server:
         """Return a server that admits callers by their role; it does not listen yet."""
-        doorkeeper = _Doorkeeper(self.read().identity.domain, on_refused)
+        doorkeeper = _Doorkeeper(self, self.read().identity.domain, on_refused)
         return grpc.aio.server(
             interceptors=[doorkeeper],
             options=[*options, *CONNECTION_LIMITS],
@@ -210,11 +218,37 @@ class TlsSecurity:
         """Check that the caller's role may make the call.
 
         Raises:
-            PermissionDeniedError: the role may not.
+            PermissionDeniedError: the role may not, or the certificate was revoked.
         """
         why = _refusal(self._current().identity.domain, method, context)
-        if why:
+        if why := why or self.why_revoked(context):
             raise PermissionDeniedError(why)
+
+    def take_revoked(self, text: str) -> bool:
+        """Put a list of revoked certificates in force; return whether it is a new one.
+
+        Raises:
+            RevocationError: it cannot be used, or is no newer than the one in force, which stays.
+            CertificateError: the authorities' file cannot be read.
+        """
+        if self.revoked is not None and self.revoked.text == text:
+            return False
+        found = RevocationList.read(text, self._authorities())
+        if self.revoked is not None and found.number <= self.revoked.number:
+            raise RevocationError(
+                f"its number is {found.number}, and that of the list in force {self.revoked.number}"
+            )
+        self.revoked = found
+        return True
+
+    def why_revoked(self, caller: Caller) -> str:
+        """Return why the certificate at a connection's other end counts no more; empty: it does."""
+        if self.revoked is None:
+            return ""
+        shown = certificate_of(caller)
+        if not shown or not self.revoked.has(shown):
+            return ""
+        return f"the certificate of {caller_of(caller) or 'nobody'} was revoked"
 
     def _context(self, protocol: int) -> ssl.SSLContext:
         """Return the TLS context, cached because it takes milliseconds to make."""
@@ -347,6 +381,17 @@ class TlsSecurity:
         credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.cert)
         return credentials, [*options, ("grpc.ssl_target_name_override", server.dns_name)]
 
+    def _authorities(self) -> list[x509.Certificate]:
+        from cryptography import x509
+
+        try:
+            return x509.load_pem_x509_certificates(Path(self.files.ca).read_bytes())
+        except OSError as error:
+            raise CertificateError(f"{error.filename}: {error.strerror}") from error
+        except ValueError as error:
+            why = f"{self.files.ca}: no certificate in PEM: {text_of(error)}"
+            raise CertificateError(why) from error
+
     def _changed_at(self) -> list[int]:
         files = self.files
         try:
@@ -395,6 +440,11 @@ def caller_of(context: Caller) -> Identity | None:
     return Identity.of_uri(uris[0].decode(errors="replace"))
 
 
+def certificate_of(context: Caller) -> bytes:
+    """Return the certificate of a caller (PEM); empty without TLS."""
+    return next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
+
+
 def _configured(own: Credentials) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(own.key, own.cert)], own.ca)
 
@@ -402,7 +452,8 @@ def _configured(own: Credentials) -> grpc.ServerCertificateConfiguration:
 class _Doorkeeper(grpc.aio.ServerInterceptor):
     """Passes a call to its handler if the caller's role may make it; else refuses it."""
 
-    def __init__(self, domain: str, on_refused: OnRefused) -> None:
+    def __init__(self, security: TlsSecurity, domain: str, on_refused: OnRefused) -> None:
+        self._security = security
         self._domain = domain
         self._on_refused = on_refused
 
@@ -418,7 +469,7 @@ class _Doorkeeper(grpc.aio.ServerInterceptor):
 
     async def _check(self, method: str, context: Context) -> None:
         why = _refusal(self._domain, method, context)
-        if why:
+        if why := why or self._security.why_revoked(context):
             self._on_refused(f"{why}; from {context.peer()}")
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
 

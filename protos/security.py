@@ -144,6 +144,14 @@ class LoopbackSecurity:
             log.warning("%s", _without_role(method))
             raise PermissionDeniedError(_without_role(method))
 
+    def take_revoked(self, text: str) -> bool:
+        """Return False: nobody shows a certificate that could be revoked."""
+        return False
+
+    def why_revoked(self, caller: Caller) -> str:
+        """Return an empty text: as for `take_revoked`."""
+        return ""
+
     async def watch(self) -> None:
         """Return at once: a secret does not expire."""
 
@@ -186,7 +194,7 @@ def control_security(name: str = OPERATOR) -> Security:
         UnsafeFileError: others may read the secret, or it cannot be written.
     """
     files = tls_files()
-    return TlsSecurity(files, name) if files else LoopbackSecurity(_user_secret())
+    return _tls_security(files, name) if files else LoopbackSecurity(_user_secret())
 
 
 def exchange_security(site: str) -> Security:
@@ -206,7 +214,7 @@ def exchange_security(site: str) -> Security:
 
 @functools.cache
 def _tls_security(files: TlsFiles, name: str) -> TlsSecurity:
-    """Return the process's shared TlsSecurity, so that files are read once."""
+    """Return the one TlsSecurity of a party in this process: all have one list of the revoked."""
     return TlsSecurity(files, name)
 
 

@@ -13,6 +13,7 @@ import click
 from isthmus.orchestrator.certificates import (
     CA,
     FORMER,
+    REVOKED,
     Certificate,
     CertificateExistsError,
     certificates_in,
@@ -24,6 +25,7 @@ from isthmus.orchestrator.certificates import (
     make_token,
     names_for,
     renew,
+    revoke,
     site_files,
 )
 from isthmus.orchestrator.cli.options import (
@@ -38,7 +40,7 @@ from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.client.coordinator_client import Client
 from isthmus.orchestrator.documents import load_topology_file
 from isthmus.protos.control.v1 import control_pb2
-from isthmus.protos.identities import WARN_DAYS
+from isthmus.protos.identities import AGENT, GATEWAY, WARN_DAYS
 from isthmus.protos.mutual_tls import NAME, TlsFiles
 from isthmus.protos.private_files import make_secret
 from isthmus.protos.security import use_tls
@@ -132,6 +134,26 @@ def rotate_command(output: Output, folder: Path, finish: bool) -> int:
     return _result(output, made)
 
 
+@command.command("revoke")
+@click.argument("site")
+@folder_option
+@with_output
+def revoke_command(output: Output, site: str, folder: Path) -> int:
+    """Have nobody believe the certificates any more that SITE has had up to now.
+
+    A running coordinator takes the list over where it lies beside its ca.pem: it drops the site
+    from its run, and all gateways break the site's connections. What is issued for SITE afterwards
+    counts.
+    """
+    revoked = revoke(folder, site)
+    output.note(
+        f"next: take {REVOKED} to the coordinator's machine, beside its {CA}.pem. To have the site "
+        f"back: isthmus certs issue --force {site}.{AGENT} {site}.{GATEWAY}, take these there, "
+        f"start its agent, then isthmus sites add {site}"
+    )
+    return _result(output, revoked)
+
+
 @command.command("token")
 @click.argument("site")
 @click.option(
@@ -199,7 +221,13 @@ def _result(output: Output, certificates: Sequence[Certificate]) -> int:
     ]
     width = max((len(each.name) for each in certificates), default=0)
     lines = [
-        f"{each.name:{width}}  {each.days_left:6.1f} days left  {each.identity}".rstrip()
-        for each in certificates
+        f"{each.name:{width}}  {_left(each)}  {each.identity}".rstrip() for each in certificates
     ]
     return output.result({"certificates": entries}, "\n".join(lines) or "none is due")
+
+
+def _left(certificate: Certificate) -> str:
+    """Return for how long a certificate is valid, in a column."""
+    return (
+        f"{'revoked':16}" if certificate.is_revoked else f"{certificate.days_left:6.1f} days left"
+    )

@@ -141,7 +141,7 @@ async def _lead(settings: Settings, signalled: asyncio.Future[int]) -> Endpoint 
             _fault_plan(settings, agents),
             agents_outlive=not settings.is_embedded,
             own_cores=usable_cores() if settings.is_embedded else None,
-            certificate_left_s=control_security(COORDINATOR).left_s,
+            security=control_security(COORDINATOR),
         )
         service = CoordinatorService(control)
         server = make_server(service, timeouts)

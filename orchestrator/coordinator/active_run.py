@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 import time
@@ -114,7 +115,8 @@ class ActiveRun:
         """None: the job asks for no exporters."""
         if submission.spec.job.exporters != Exporters():
             state = journal.path.parent
-            self._exporting = Exporting(self.run_id, folder, state, self._note_exporters)
+            trouble = functools.partial(self.note, "exporter.trouble")
+            self._exporting = Exporting(self.run_id, folder, state, trouble)
         self._metrics = RunMetrics(
             tuple(site.name for site in topology.sites),
             ModelFlops(submission.spec.job, topology),
@@ -224,8 +226,10 @@ class ActiveRun:
         if isinstance(event, run_events.Ticked):
             self.replan(event)
 
-    def drop(self, site: str) -> None:
+    def drop(self, site: str, why: str = DROPPED) -> None:
         """Go on without a site, and do not start it again.
+
+        `why` is written down, and told.
 
         Raises:
             StateConflictError: it cannot be done without.
@@ -233,7 +237,7 @@ class ActiveRun:
         """
         if problem := self._run.drop_problem(site):
             raise StateConflictError(problem)
-        self.handle(run_events.DropRequested(site, DROPPED))
+        self.handle(run_events.DropRequested(site, why))
 
     def add(self, site: str) -> None:
         """Start a site again that takes no part.
@@ -534,12 +538,12 @@ class ActiveRun:
                 want=self.handle,
             )
 
-    def _note_exporters(self, note: str) -> None:
-        """Have people know that exporters are in trouble; the run goes on all the same."""
+    def note(self, kind: str, note: str) -> None:
+        """Have people know of something that changes nothing for the run."""
         log.warning("%s", note)
         if not self.has_ended:
             with self._writing():
-                self._record("exporter.trouble", detail={"note": note})
+                self._record(kind, detail={"note": note})
 
     def _prepare(self, action: run_events.SendPrepare) -> control_pb2.CoordinatorMessage:
         namespace = action.namespace

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from isthmus.orchestrator.coordinator.control_messages import failure_from, run_
 from isthmus.orchestrator.coordinator.joins import Joins
 from isthmus.orchestrator.coordinator.journal import Journal, JournalError
 from isthmus.orchestrator.coordinator.passed_env import PassedEnv
+from isthmus.orchestrator.coordinator.revocations import Revocations
 from isthmus.orchestrator.coordinator.run_epochs import paused_from, suspected_from
 from isthmus.orchestrator.coordinator.sessions import Connection, Session, Sessions
 from isthmus.orchestrator.coordinator.submission import Submission, decided, submitted_before
@@ -40,6 +42,8 @@ from isthmus.protos.errors import (
 )
 from isthmus.protos.failure import reason_of
 from isthmus.protos.identities import AGENT, COORDINATOR, GATEWAY
+from isthmus.protos.mutual_tls import TlsSecurity
+from isthmus.protos.security import Security
 from isthmus.protos.versions import build
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.hashing import topology_hash
@@ -50,6 +54,7 @@ from isthmus.topology.spec.world import GATEWAY_PORTS, Topology
 TICK_S = 0.05
 CHECK_S = 1.0
 """Between two looks whether the state folder is still there."""
+REVOKED = "its certificate was revoked"
 REFUSALS = 100
 """Calls of strangers that are written down: they must not fill the disk."""
 CARRIED = "carried"
@@ -80,7 +85,7 @@ class Control:
         *,
         agents_outlive: bool = True,
         own_cores: int | None = None,
-        certificate_left_s: Callable[[], float | None] = lambda: None,
+        security: Security | None = None,
     ) -> None:
         """Raise the generation, and go on with what an earlier coordinator left unfinished.
 
@@ -88,15 +93,21 @@ class Control:
 
         `journal` stays the caller's, who closes it after the last call. `own_cores` are those of
         this machine, where all sites are on it; None: each agent tells its own.
-        `certificate_left_s` returns until when the coordinator's own is valid; None: it has none.
+        `security` is the coordinator's own; None: nobody shows a certificate.
 
         Raises:
+            RevocationError: there is a list of revoked certificates, and it cannot be used. Nothing
+                was written.
             UnreadableRunError: agents may hold a run that cannot be gone on with. Nothing was
                 written.
             JournalError: the journal cannot be written.
         """
         self.timeouts = Timeouts.derive(topology.failure)
-        self._certificate_left_s = certificate_left_s
+        self.state = journal.path.parent.absolute()
+        self._security = security if isinstance(security, TlsSecurity) else None
+        self._revocations = Revocations(self._security, self.state) if self._security else None
+        self._told_problem = ""
+        """What was said last of a list of revoked certificates that cannot be used."""
         self._topology_hash = topology_hash(topology)
         unfinished = journal.unfinished()
         self._passed_env = PassedEnv(journal.path.parent)
@@ -117,7 +128,6 @@ class Control:
         self._may_queue = agents_outlive
         self.submitted = asyncio.Event()
         """Set with the first run."""
-        self.state = journal.path.parent.absolute()
         self.blobs = Blobs(self.state / CARRIED)
         """Contents of the folders that runs carry to their sites."""
         self._sites = tuple(site.name for site in topology.sites)
@@ -180,8 +190,9 @@ class Control:
             if time.monotonic() - self._checked_s >= CHECK_S:
                 self._checked_s = time.monotonic()
                 self._journal.check_place()
-                if (own_s := self._certificate_left_s()) is not None:
+                if self._security and (own_s := self._security.left_s()) is not None:
                     self._note_certificates(None, {COORDINATOR: own_s})
+                self._look_for_revocations()
                 self._forget_passed_env()
             self._expire_leases()
             for run in list(self._runs.values()):
@@ -226,10 +237,13 @@ class Control:
 
     # ------------------------------------------------------------ agents
 
-    def join(self, hello: control_pb2.Hello) -> Connection:
+    def join(self, hello: control_pb2.Hello, certificate: bytes = b"") -> Connection:
         """Admit an agent; its Welcome is the first message of the connection.
 
+        `certificate` is what it has shown (PEM); empty without TLS.
+
         Raises:
+            PermissionDeniedError: its certificate was revoked.
             ConfigMismatchError: it does not fit this coordinator.
             StaleGenerationError: the site has another agent.
             RemoteProtocolError: it says what cannot be.
@@ -241,7 +255,10 @@ class Control:
                 f"this coordinator has generation {self.generation}, and site {hello.site} has "
                 f"heard of {hello.generation}: a newer one has its journal"
             )
+        if self._revocations is not None and self._revocations.has(certificate):
+            raise PermissionDeniedError(f"site {hello.site}: {REVOKED}")
         session, goes_on = self._sessions.admit(hello)
+        session.certificate = certificate
         connection = session.connect()
         welcome = control_pb2.Welcome(
             protocol=session.protocol,
@@ -263,6 +280,7 @@ class Control:
             self._tell(session.site, run_events.SessionResumed(session.site, silent_s))
             return connection
         log.info("site %s joined from %s", session.site, session.host or "an unnamed host")
+        self._tell_revocations(session)
         self._take_up(session, hello)
         self._tell_suspects(session.site, hello.run)
         return connection
@@ -361,6 +379,52 @@ class Control:
             seen = run_events.CertificateSeen(site, name, now_wall_s + left, left)
             for run in list(self._runs.values()):
                 run.handle(seen)
+
+    def _look_for_revocations(self) -> None:
+        """Put a new list of revoked certificates in force, or say why that cannot be."""
+        revocations = self._revocations
+        if revocations is None:
+            return
+        if revocations.look():
+            log.info("a new list of revoked certificates is in force")
+            self._record("certificates.revoked", {"list": revocations.text})
+            for session in self._sessions.all():
+                if revocations.has(session.certificate):
+                    self._shut_out(session)
+                else:
+                    self._tell_revocations(session)
+        if revocations.problem == self._told_problem:
+            return
+        self._told_problem = revocations.problem
+        if not revocations.problem:
+            return
+        why = f"a list of revoked certificates is not used: {revocations.problem}"
+        why += "; the one before stays in force" if revocations.text else ""
+        log.warning("%s", why)
+        self._record("certificates.list_refused", {"why": why})
+        for run in list(self._runs.values()):
+            run.note("certificates.list_refused", why)
+
+    def _tell_revocations(self, session: Session) -> None:
+        """Have an agent pass the list of revoked certificates on to the gateways of its run."""
+        if self._revocations is not None and (text := self._revocations.text):
+            revoked = control_pb2.Revoked(list=text)
+            session.send(control_pb2.CoordinatorMessage(revoked=revoked))
+
+    def _shut_out(self, session: Session) -> None:
+        """End the session of an agent whose certificate was revoked, and its site's part of a run.
+
+        A run that cannot do without the site loses it like any other.
+        """
+        site = session.site
+        run = self._run_of(site)
+        if run is not None and not run.has_ended:
+            with contextlib.suppress(StateConflictError):
+                run.drop(site, REVOKED)
+        self._sessions.remove(session)
+        self._leases.drop(site)
+        session.close(PermissionDeniedError(f"site {site}: {REVOKED}"))
+        self._lost(site, f"site {site}: {REVOKED}")
 
     def _receive_of_run(
         self, session: Session, kind: str, message: control_pb2.AgentMessage
@@ -790,6 +854,8 @@ class Control:
     def _send(self, site: str, message: control_pb2.CoordinatorMessage) -> None:
         session = self._sessions.get(site)
         if session is not None:  # its loss has been told, or will be
+            if message.HasField("prepare") and self._revocations is not None:
+                message.prepare.revoked = self._revocations.text
             session.send(message)
 
     def refused(self, why: str) -> None:

@@ -29,7 +29,7 @@ from isthmus.protos.errors import (
 from isthmus.protos.identities import COORDINATOR
 from isthmus.protos.join_tokens import holder_of
 from isthmus.protos.limits import CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES, LOG_BATCH_BYTES
-from isthmus.protos.mutual_tls import caller_of
+from isthmus.protos.mutual_tls import caller_of, certificate_of
 from isthmus.protos.security import control_security, require_own_site
 from isthmus.topology.spec.carried_folder import CarriedFolder
 from isthmus.topology.spec.errors import ConfigError
@@ -123,7 +123,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         async with _answering(context):
             hello = await self._read_hello(context)
             self._require_own_site(context, hello.site)
-            connection = self._control.join(hello)
+            connection = self._control.join(hello, certificate_of(context))
             try:
                 await connection.serve(
                     lambda: _read(context),
@@ -244,10 +244,10 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     ) -> control_pb2.JoinResponse:
         """Hand out what is kept for the token that the caller shows."""
         async with _answering(context):
-            caller, shown = caller_of(context), context.auth_context().get("x509_pem_cert", ())
+            caller, shown = caller_of(context), certificate_of(context)
             if caller is None or not shown:
                 raise PermissionDeniedError("joining takes the certificate of a join token")
-            sealed = self._control.use_join(holder_of(next(iter(shown))), caller.site)
+            sealed = self._control.use_join(holder_of(shown), caller.site)
         return control_pb2.JoinResponse(sealed=sealed)
 
     async def WatchRun(

@@ -45,6 +45,8 @@ class Session:
         self.id = uuid.uuid4().hex
         self.connection: Connection | None = None
         """The newest; None: the last one broke."""
+        self.certificate = b""
+        """What its agent has shown last (PEM); empty without TLS."""
         self.is_leaving = False
         """Its agent has said that the session is over."""
         self.stopped: set[tuple[str, int]] = set()
@@ -242,9 +244,13 @@ class Sessions:
         """Return a site's session, if it has one."""
         return self._by_site.get(site)
 
+    def all(self) -> list[Session]:
+        """Return the sites' sessions."""
+        return list(self._by_site.values())
+
     def close(self) -> None:
         """End all of them."""
-        for session in list(self._by_site.values()):
+        for session in self.all():
             session.close()
 
     def _check(self, hello: control_pb2.Hello) -> int:

@@ -116,6 +116,7 @@ class Departures:
             note += f"; {self._returns.problem}"
         if site.is_dropped:
             note = f"site {site.name} was dropped, and the run goes on without it"
+            note += f": {site.why_dropped}" if site.why_dropped != DROPPED else ""
         detail: dict[str, object] = {"message": why, "note": note, "is_out": True}
         if site.has_ended_early and not site.is_dropped:  # that was said at once
             del detail["note"]

@@ -83,6 +83,7 @@ _NOTED = frozenset(
         "clock.stepped",
         "folder.restored",
         "exporter.trouble",
+        "certificates.list_refused",
         *(f"{KIND}{stage}" for stage in (VALID, ENDING, LAST_DAY, EXPIRED)),
     }
 )
@@ -445,7 +446,7 @@ class JournaledRun:
                     self.epochs.leaving.discard(site.name)
                     site.gone = site.gone or "it has left"
             case "site.drop_requested":
-                site.wish = Wish.OUT
+                site.wish, site.why_dropped = Wish.OUT, str(detail["message"])
             case "site.add_requested":
                 site.wish = Wish.IN
             case "site.drop_refused":

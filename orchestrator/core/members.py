@@ -151,6 +151,8 @@ class Member:
     standing: Standing = Standing.TAKES_PART
     endpoints: tuple[Endpoint, ...] = ()
     wish: Wish = Wish.NONE
+    why_dropped: str = ""
+    """Why it takes part no more, where that was wished."""
     has_taken_part: bool = True
     last_round: int | None = None
     """The last that they begin, now that they are done with the job; -1: not known."""

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from isthmus.orchestrator.core import certificate_watch, run_events
-from isthmus.orchestrator.core.departures import DROPPED, Departures
+from isthmus.orchestrator.core.departures import Departures
 from isthmus.orchestrator.core.epochs import EpochRules, Epochs
 from isthmus.orchestrator.core.failures import FailureReports
 from isthmus.orchestrator.core.forming import Forming
@@ -352,7 +352,7 @@ class Run:
             if is_up and site.name not in epoch.members:
                 yield from self._tell_epochs(run_events.SiteRunning(site.name), now_s)
         for site in self._departures.awaited:
-            wanted = run_events.DropRequested(site.name, DROPPED)
+            wanted = run_events.DropRequested(site.name, site.why_dropped)
             yield from self._tell_epochs(wanted, now_s)
 
     def _tell_epochs(self, event: Event, now_s: float) -> Iterator[Action]:
@@ -424,7 +424,7 @@ class Run:
         # An earlier coordinator may have ended between a drop and what comes of it.
         for site in self.members.values():
             if site.is_dropped and site.is_returning:
-                yield from self._departures.give_return_up(site, DROPPED)
+                yield from self._departures.give_return_up(site, site.why_dropped)
         if self.brings_back:
             being_let_in = () if self._epochs is None else self._epochs.being_let_in
             yield from self._returns.next(now_s, being_let_in)

@@ -252,6 +252,8 @@ class Agent:
             case "cancel_settle":
                 if (run := self._run_of(message.cancel_settle)) is not None:
                     run.cancel_settle(message.cancel_settle)
+            case "revoked":
+                self._take_revoked(message.revoked.list)
             case "release":
                 if (run := self._run_of(message.release)) is not None:
                     run.release()
@@ -271,6 +273,18 @@ class Agent:
             self._generation = prepare.generation
             self._run = SiteRun(prepare, self._place, self._session)
             self._executing = asyncio.create_task(self._run.execute(), name=prepare.run_id)
+
+    def _take_revoked(self, revoked: str) -> None:
+        """Pass a list of revoked certificates on to the run's gateways, if it can be believed."""
+        try:
+            self._own[f"{self._place.site}.{AGENT}"].take_revoked(revoked)
+        except IsthmusError as error:
+            log.warning("a list of revoked certificates is not used: %s", error)
+            if self._run is not None:
+                self._run.tell_trouble(f"a list of revoked certificates is not used: {error}")
+        else:
+            if self._run is not None:
+                self._run.take_revoked(revoked)
 
     def _run_of(self, message: Start | Settle | Resume | CancelSettle | Release) -> SiteRun | None:
         """Return the run that a message is about; None if it is not prepared here."""

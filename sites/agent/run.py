@@ -159,6 +159,18 @@ class SiteRun:
         if self._epochs is not None:
             self._epochs.cancel(message.epoch)
 
+    def take_revoked(self, revoked: str) -> None:
+        """Have the gateways refuse the certificates in a list, also those that start later."""
+        self._prepare.revoked = revoked
+        if self._processes is not None:
+            self._processes.tell_gateways({"op": "revoke", "list": revoked})
+
+    def tell_trouble(self, what: str) -> None:
+        """Have people see something that is wrong here, and ends nothing."""
+        labels = {metrics.REASON: what}
+        told = Metric(kind=metrics.TROUBLE, rank=-1, step=-1, labels=labels)
+        self._session.outbox.put_metric(self.run_id, self.generation, told)
+
     def release(self) -> None:
         """Let the gateways end: all sites are done."""
         self._released.set()
@@ -244,6 +256,8 @@ class SiteRun:
                 order.site.num_gateways, processes.tell_gateways, self._put_epoch
             )
             endpoints = await processes.start_gateways()
+            if self._prepare.revoked:  # it may have come meanwhile
+                self.take_revoked(self._prepare.revoked)
             self._put(prepared=SitePrepared(**self._name, endpoints=endpoints))
             peers = await self._started  # the coordinator stops a run whose start takes too long
             await processes.connect(peers)
@@ -422,9 +436,7 @@ class SiteRun:
                     self._left.set()
             case "trouble":
                 node = f"node {int(message['node'])}: " if self._num_nodes > 1 else ""
-                labels = {metrics.REASON: f"{node}{message['what']}"}
-                told = Metric(kind=metrics.TROUBLE, rank=-1, step=-1, labels=labels)
-                self._session.outbox.put_metric(self.run_id, self.generation, told)
+                self.tell_trouble(f"{node}{message['what']}")
             case "fetch":
                 self._put_fetched(str(message["what"]), message["done"], message["total"])
             case "rank_left":

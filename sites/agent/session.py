@@ -226,7 +226,9 @@ async def _side_by_side(
             for name, work in works.items():
                 tasks.create_task(work, name=name)
     except* ends as group:
-        ended = group.exceptions[0]  # Python before 3.11.4 wraps an error raised here in a group
+        ended = group  # Python before 3.11.4 wraps an error raised here in a group
+    while isinstance(ended, ExceptionGroup):  # of works that have works side by side
+        ended = ended.exceptions[0]
     if ended is not None:
         raise ended from None
 
@@ -338,6 +340,8 @@ class Session:
                 message = await self._call.read()
             except grpc.aio.AioRpcError as error:
                 reason = error.details() or error.code().name
+                if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                    raise _refusal(error.code(), reason) from error
                 if error.code() in _FATAL:
                     raise SessionLostError(reason) from error
                 raise _BrokenError(reason) from error

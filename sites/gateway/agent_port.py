@@ -74,7 +74,15 @@ class Cancel:
     epoch: int
 
 
-Command = Connect | Settle | Resume | Cancel
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """The command to refuse the certificates in a list, and to break connections that show them."""
+
+    list: str
+    """X.509 CRL in PEM."""
+
+
+Command = Connect | Settle | Resume | Cancel | Revoke
 
 
 class AgentWriter:
@@ -157,6 +165,8 @@ def read_commands(stream: IOBase) -> Iterator[Command]:
                 yield _read(Resume, op, fields)
             case "cancel":
                 yield _read(Cancel, op, fields)
+            case "revoke":
+                yield _read(Revoke, op, fields)
             case _:
                 raise LocalProtocolError(f"stdin: unknown op {op!r}")
 

@@ -116,6 +116,8 @@ class GatewayConfig:
     keepalive_timeout_s: float
     stall: StallLimits | None = None
     """When a late rank is reported to the agent. None: never."""
+    revoked: str = ""
+    """List of revoked certificates (PEM) that peers may not show. Empty: there is none."""
     probe: Probe | None = None
     """Set if this gateway only measures its links and serves no ranks."""
 

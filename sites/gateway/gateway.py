@@ -17,6 +17,7 @@ from isthmus.protos.errors import IsthmusError, LocalProtocolError, failure_of
 from isthmus.protos.failure import Failure, one_line, text_of
 from isthmus.protos.frame import Frame
 from isthmus.protos.metrics import AGAIN, ENTRY, FETCH_S, LINK, PROCESS, STATE_BYTES
+from isthmus.protos.security import exchange_security
 from isthmus.protos.usable_cores import usable_cores
 from isthmus.sites.codecs.codec import Floats
 from isthmus.sites.gateway.agent_port import Resume, Settle
@@ -80,6 +81,13 @@ class EndingGateway:
     def wait_ended(self, timeout_s: float) -> bool:
         """Wait for a failure or `stop`; return False after `timeout_s` without either."""
         return self._ended.wait(timeout_s)
+
+    def take_revoked(self, revoked: str) -> None:
+        """Refuse the certificates in a list from now on; connections that show one soon break."""
+        try:
+            exchange_security(self._config.site).take_revoked(revoked)
+        except IsthmusError as error:
+            _log.warning("a list of revoked certificates is not used: %s", error)
 
     def stop(self) -> None:
         """End without a failure: the agent asked for it."""

@@ -15,6 +15,7 @@ from typing import Final
 
 from isthmus.protos.errors import IsthmusError, LocalProtocolError, failure_of
 from isthmus.protos.failure import Failure, one_line, text_of
+from isthmus.protos.security import exchange_security
 from isthmus.sites.compiled import note_of_plain
 from isthmus.sites.gateway.agent_port import (
     AgentWriter,
@@ -22,6 +23,7 @@ from isthmus.sites.gateway.agent_port import (
     Command,
     Connect,
     Resume,
+    Revoke,
     Settle,
     read_commands,
     read_configuration,
@@ -75,6 +77,8 @@ def main() -> int:
 
 
 def _run(config: GatewayConfig, stdin: io.FileIO, agent: AgentWriter) -> int:
+    if config.revoked:
+        exchange_security(config.site).take_revoked(config.revoked)
     gateway = (
         ProbingGateway(config, config.probe, agent.write)
         if config.probe
@@ -114,6 +118,8 @@ def _obey(gateway: Gateway | ProbingGateway, stdin: io.FileIO) -> None:
 
 def _carry_out(gateway: Gateway | ProbingGateway, command: Command) -> None:
     match command:
+        case Revoke():
+            gateway.take_revoked(command.list)
         case Connect() if isinstance(gateway, Gateway):
             gateway.connect(command.peers, command.sites)
         case Connect():

@@ -28,6 +28,7 @@ def gateway_config(
     told_host: str | None = None,
     socket_path: str,
     state_folder: str = "",
+    revoked: str = "",
 ) -> GatewayConfig:
     """Return the configuration of one gateway for a run.
 
@@ -91,6 +92,7 @@ def gateway_config(
         ),
         keepalive_time_s=spec.timeouts.keepalive_time_s,
         keepalive_timeout_s=spec.timeouts.keepalive_timeout_s,
+        revoked=revoked,
     )
     if spec.job.probe is not None:
         return probing_config(config, spec.job.probe, spec.topology)

@@ -50,6 +50,8 @@ class SiteOrder:
     """Environment variables from the job for each rank, secrets included."""
     returns: bool = False
     """Whether the run goes on meanwhile and the site rejoins it."""
+    revoked: str = ""
+    """List of revoked certificates (PEM); empty: there is none."""
 
     @property
     def name(self) -> str:
@@ -134,6 +136,7 @@ def make_order(prepare: Prepare, spec: RunSpec, site: str, state: Path) -> SiteO
         working_folder=_working_folder(spec.working_folder_at(site, folder), folder, site),
         job_env=_job_env(job, prepare.passed_env),
         returns=prepare.returns,
+        revoked=prepare.revoked,
     )
 
 

@@ -109,6 +109,7 @@ class Supervisor:
                     told_host=self._told_host,
                     socket_path=str(self._socket_path(index)),
                     state_folder=str(order.node_folder(self._node)),
+                    revoked=order.revoked,
                 )
             except ConfigError as error:
                 raise SiteError("INVALID_CONFIG", str(error.problems[0].message)) from error

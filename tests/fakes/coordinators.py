@@ -203,7 +203,12 @@ async def coordinating(
     """
     text = topology_text() if topology is None else topology
     journal = Journal(folder)
-    control = Control(load_topology(text, "topology.yaml"), journal, folder / "runs")
+    control = Control(
+        load_topology(text, "topology.yaml"),
+        journal,
+        folder / "runs",
+        security=control_security("coordinator"),
+    )
     served = service(control)
     server = make_server(served, control.timeouts)
     address = listen(server, "127.0.0.1", 0)

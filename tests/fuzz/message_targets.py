@@ -16,7 +16,13 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from isthmus.orchestrator.certificates import make_authority, make_token
+from isthmus.orchestrator.certificates import (
+    change_authority,
+    issue,
+    make_authority,
+    make_token,
+    revoke,
+)
 from isthmus.orchestrator.coordinator.control import Control
 from isthmus.orchestrator.coordinator.journal import Journal
 from isthmus.orchestrator.coordinator.sessions import Session
@@ -24,6 +30,7 @@ from isthmus.protos.control.v1 import control_pb2 as pb
 from isthmus.protos.errors import IsthmusError
 from isthmus.protos.exchange.v1.exchange_pb2 import HelloRequest, LeaveRequest
 from isthmus.protos.join_tokens import BadTokenError, JoinToken
+from isthmus.protos.revocation import RevocationError, RevocationList
 from isthmus.protos.versions import (
     CONTROL_PROTOCOL_MAX,
     CONTROL_PROTOCOL_MIN,
@@ -219,6 +226,26 @@ def _leaves() -> list[bytes]:
 # ---------------------------------------------------------------- joining
 
 
+def _take_revocations(data: bytes) -> None:
+    try:
+        RevocationList.read(data.decode("utf-8", errors="replace"), ())
+    except RevocationError as error:
+        if "has signed it" not in str(error):  # that is asked last
+            raise
+
+
+def _revocations() -> list[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        make_authority(path, "test.internal")
+        for site in ("a", "b"):
+            issue(path, f"{site}.agent", 1.0)
+        revoke(path, "a")
+        change_authority(path)  # the list has an entry with another issuer
+        revoke(path, "b")
+        return [(path / "ca.crl").read_bytes()]
+
+
 def _token() -> list[bytes]:
     with tempfile.TemporaryDirectory() as folder:
         make_authority(Path(folder), "test.internal")
@@ -263,6 +290,13 @@ MESSAGE_TARGETS = (
         decode=lambda data: JoinToken.of_text(data.decode("utf-8", errors="replace")),
         refusals=(BadTokenError,),
         samples=_token,
+        most_bytes=lambda data: 512 * KIB + 64 * len(data),
+    ),
+    Target(
+        name="revocation-list",
+        decode=_take_revocations,
+        refusals=(RevocationError,),
+        samples=_revocations,
         most_bytes=lambda data: 512 * KIB + 64 * len(data),
     ),
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import shutil
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from cryptography import x509
 
 from isthmus.orchestrator import certificates
-from isthmus.orchestrator.certificates import issue, make_authority, renew
+from isthmus.orchestrator.certificates import issue, make_authority, renew, revoke
 from isthmus.orchestrator.client import coordinator_client
 from isthmus.orchestrator.client.coordinator_client import Client
 from isthmus.orchestrator.coordinator.service import CoordinatorService
@@ -25,14 +26,22 @@ from isthmus.protos.control.v1.control_pb2 import AgentMessage
 from isthmus.protos.errors import IsthmusError
 from isthmus.protos.identities import CALLERS
 from isthmus.protos.mutual_tls import CertificateError
+from isthmus.protos.revocation import RevocationError
 from isthmus.protos.security import TLS_VARIABLES, control_security
 from isthmus.sites.agent.coordinator_channel import CoordinatorChannel
 from isthmus.sites.agent.known_coordinator import KnownCoordinator
-from isthmus.sites.agent.session import Dialler, UnreachableError, channel_options
+from isthmus.sites.agent.session import (
+    Dialler,
+    RefusedError,
+    Session,
+    UnreachableError,
+    channel_options,
+)
 from tests.fakes.certified import DOMAIN, certify, files_in, held_by, speak_tls, tls_options
 from tests.fakes.coordinators import Bench, FakeAgent, coordinating, run_scenario, status_of
 from tests.fakes.methods import described_methods
 from tests.fakes.waiting import until
+from tests.fakes.worlds import topology_text
 
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -437,6 +446,183 @@ def test_an_agent_dials_again_with_its_renewed_certificate(tmp_path: Path, certs
             await until(lambda: len(shown) >= num_shown + 2)
             assert len(set(shown)) == 2
             dialling.cancel()
+            await channel.close()
+
+    run_scenario(scenario())
+
+
+@asynccontextmanager
+async def agents_of(bench: Bench, certs: Path, *sites: str) -> AsyncIterator[list[FakeAgent]]:
+    """Give agents that have joined, each with a connection and the certificate of its own."""
+    async with AsyncExitStack() as stack:
+        agents = []
+        for site in sites:
+            stub = await stack.enter_async_context(caller(bench, held_by(certs, f"{site}.agent")))
+            agent = FakeAgent(site, stub.Session(timeout=60))
+            await agent.say(hello=bench.hello(site=site))
+            agent.welcome = (await agent.hear("welcome")).welcome
+            agents.append(agent)
+        yield agents
+
+
+async def whole(agent: FakeAgent) -> None:
+    """Read a session to its end."""
+    while await agent.call.read():
+        pass
+
+
+def told(bench: Bench, kind: str) -> list[Mapping[str, Any]]:
+    """Return what was written down of a kind beside the runs."""
+    return [each.detail for each in bench.control._journal.events("", 0) if each.kind == kind]
+
+
+def test_a_revoked_site_is_shut_out_while_the_coordinator_goes_on_and_a_new_certificate_counts(
+    tmp_path: Path, certs: Path
+) -> None:
+    stolen = tmp_path / "stolen"
+    shutil.copytree(certs, stolen)
+
+    async def scenario() -> None:
+        async with (
+            coordinating(tmp_path / "state") as bench,
+            agents_of(bench, certs, "a", "b") as (a, b),
+        ):
+            revoke(certs, "a")
+            status, why = await a.end_of_session()
+            assert (status, why) == (DENIED, "site a: its certificate was revoked")
+            assert (await b.hear("revoked")).revoked.list == (certs / "ca.crl").read_text()
+            async with caller(bench, held_by(stolen, "a.agent")) as stub:
+                again = FakeAgent("a", stub.Session(timeout=20))
+                status, why = await again.end_of_session()
+                assert (status, why) == (
+                    DENIED,
+                    "the certificate of the agent of site a was revoked",
+                )
+            assert [each["why"].partition(";")[0] for each in told(bench, "caller.refused")] == [
+                why
+            ]
+            issue(certs, "a.agent", 30.0, replace=True)
+            async with agents_of(bench, certs, "a") as (a,):
+                assert (await a.hear("revoked")).revoked.list == (certs / "ca.crl").read_text()
+
+    run_scenario(scenario())
+
+
+def test_a_run_goes_on_without_a_revoked_site_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certs = tmp_path / "certs"
+    speak_tls(monkeypatch, certify(certs, "a", "b", "c"))
+
+    async def scenario() -> None:
+        async with (
+            coordinating(tmp_path / "state", topology_text(3, min_sites=1)) as bench,
+            agents_of(bench, certs, "a", "b", "c") as (a, b, c),
+        ):
+            await bench.submit()
+            for agent in (a, b, c):
+                await agent.prepare()
+            for agent in (a, b, c):
+                await agent.run()
+            await bench.until(lambda run: run.state == control_pb2.RUN_STATE_ACTIVE)
+            state = control_pb2.Metric(kind="state")
+            await a.say(metrics=control_pb2.MetricBatch(metrics=[state]))
+            for agent in (a, b, c):
+                await agent.step()
+            events = bench.control._journal.events
+            await until(lambda: "run.first_step" in {each.kind for each in events("run-1", 0)})
+            revoke(certs, "c")
+            assert await status_of(whole(c)) == (DENIED, "site c: its certificate was revoked")
+            for agent in (a, b):
+                await agent.hear("revoked")
+                await agent.hear("settle")  # c is to leave; and then it is gone
+                settle = (await agent.hear("settle")).settle
+                assert (settle.epoch, list(settle.lost), settle.stops) == (2, ["c"], True)
+                settled = control_pb2.Settled(epoch=2, round=5, chain=7, chain_round=4)
+                await agent.say(settled=settled)
+            for agent in (a, b):
+                await agent.hear("resume")
+            dropped = control_pb2.SITE_STATE_DROPPED
+            run = await bench.until(lambda run: run.sites[2].state == dropped)
+            assert list(run.notes) == [
+                "site c was dropped, and the run goes on without it: its certificate was revoked"
+            ]
+            issue(certs, "c.agent", 30.0, replace=True)
+            async with agents_of(bench, certs, "c") as (c,):
+                await c.hear("revoked")
+                stop = (await c.hear("stop")).stop
+                c.run_id, c.generation = stop.run_id, stop.generation
+                await c.end()  # nothing is left of it
+                await bench.stub.AddSite(control_pb2.SiteRequest(site="c"), timeout=20)
+                prepare = (await c.hear("prepare")).prepare
+                assert prepare.returns
+                assert prepare.revoked == (certs / "ca.crl").read_text()
+
+    run_scenario(scenario())
+
+
+def test_a_list_that_is_damaged_older_or_gone_changes_nothing_and_is_named(
+    tmp_path: Path, certs: Path
+) -> None:
+    stolen = tmp_path / "stolen"
+    shutil.copytree(certs, stolen)
+    listed = certs / "ca.crl"
+
+    def is_told(bench: Bench, why: str) -> bool:
+        return any(why in each["why"] for each in told(bench, "certificates.list_refused"))
+
+    async def is_refused(bench: Bench) -> bool:
+        async with caller(bench, held_by(stolen, "a.agent")) as stub:
+            return (await FakeAgent("a", stub.Session(timeout=20)).end_of_session())[0] is DENIED
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path / "state") as bench:
+            revoke(certs, "a")
+            older = listed.read_text()
+            revoke(certs, "a")
+            await until(lambda: len(told(bench, "certificates.revoked")) == 1)
+            for text, why in (
+                ("damaged", "it is no list of revoked certificates"),
+                (older, "its number is 1, and that of the list in force 2"),
+            ):
+                listed.write_text(text)
+                refused = f"a list of revoked certificates is not used: {listed}: {why}"
+                await until(functools.partial(is_told, bench, refused))
+                assert await is_refused(bench)
+        listed.unlink()
+        async with coordinating(tmp_path / "state") as bench:  # the next one has it, too
+            assert await is_refused(bench)
+
+    run_scenario(scenario())
+
+
+def test_a_coordinator_does_not_begin_with_a_list_that_it_cannot_use(
+    tmp_path: Path, certs: Path
+) -> None:
+    (certs / "ca.crl").write_text("damaged")
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path / "state"):
+            pass
+
+    with pytest.raises(RevocationError, match=r"ca.crl: it is no list of revoked certificates"):
+        run_scenario(scenario())
+
+
+def test_an_agent_whose_certificate_is_revoked_ends_by_name(tmp_path: Path, certs: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path / "state") as bench:
+            timeouts = bench.control.timeouts
+            security = control_security("a.agent")
+            channel = CoordinatorChannel(security, bench.address, channel_options(timeouts))
+            known = KnownCoordinator(tmp_path, "a")
+            dialler = Dialler(channel, bench.hello(site="a"), known, timeouts, lambda: None)
+            session = Session(*await dialler.dial(time.monotonic() + 20), dialler)
+            serving = asyncio.create_task(session.serve(lambda _: None))
+            revoke(certs, "a")
+            with pytest.raises(RefusedError, match="site a: its certificate was revoked") as caught:
+                await serving
+            assert caught.value.code == "PERMISSION_DENIED"
             await channel.close()
 
     run_scenario(scenario())

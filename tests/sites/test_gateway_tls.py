@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
+import shutil
 import socket
 import ssl
 import threading
@@ -18,13 +20,20 @@ import grpc
 import numpy as np
 import pytest
 
-from isthmus.orchestrator.certificates import change_authority, issue, make_authority, renew
+from isthmus.orchestrator.certificates import (
+    change_authority,
+    issue,
+    make_authority,
+    renew,
+    revoke,
+)
 from isthmus.protos import mutual_tls
 from isthmus.protos.exchange.v1 import exchange_pb2, exchange_pb2_grpc
 from isthmus.protos.identities import CALLERS
 from isthmus.protos.security import exchange_security
 from isthmus.sites.gateway.config import PeerLink
 from isthmus.sites.gateway.links import frame_listener
+from isthmus.sites.gateway.links.frame_calls import CallError
 from isthmus.sites.gateway.links.transport import PUSH_METHOD, SESSION_KEY, Peer, say_hello
 from isthmus.sites.gateway.probing.probing_gateway import ProbingGateway
 from isthmus.sites.gateway.transfer.donors import donor
@@ -33,6 +42,7 @@ from isthmus.sites.local.entry_folder import entry_folder
 from isthmus.topology.spec.job import Probe
 from isthmus.topology.spec.world import GATEWAY_PORTS
 from tests.fakes.certified import DOMAIN, certify, held_by, speak_tls, tls_options
+from tests.fakes.gateway_process import GatewayProcess
 from tests.fakes.gateway_sites import (
     GATHER_2,
     Member,
@@ -460,6 +470,86 @@ def test_on_loopback_a_call_for_frames_without_a_role_is_refused_as_with_tls(
         security = exchange_security(SITES[0])
         with security.channel(f"127.0.0.1:{port + 1}", (), f"{SITES[1]}.gateway") as channel:
             assert push(channel, "") is DENIED
+
+
+def nothing_until(over: threading.Event) -> Iterator[bytes]:
+    over.wait(DEADLINE_S)
+    yield from ()
+
+
+REVOKED = "PERMISSION_DENIED: the certificate of the gateway of site ash was revoked"
+
+
+def test_a_revoked_site_is_refused_its_connections_break_and_a_new_certificate_counts(
+    tmp_path: Path, certs: Path
+) -> None:
+    """Birch has the list, and ash goes on with what it has had, as a thief would."""
+    stolen = tmp_path / "stolen"
+    shutil.copytree(certs, stolen)
+    quick: dict[str, Any] = {
+        "peer_lost_s": 1.5,
+        "keepalive_time_s": 0.4,
+        "keepalive_timeout_s": 0.4,
+    }
+    configs = [gateway_config(tmp_path, GATHER_2, site, **quick) for site in range(2)]
+    with gateways(configs) as (ash, birch), ExitStack() as stack:
+        reduce_once([join(stack, each) for each in (ash, birch)], 0, 5000, [1.0, 3.0], seed=1)
+        port = birch.peer.port
+        keys, over = held_by(stolen, "ash.gateway"), threading.Event()
+        with dialled(port, keys) as channel, dialled(port + 1, keys) as frames:
+            # Connections from before the list.
+            session = hello(channel, tmp_path)
+            method: Any = frames.stream_stream(PUSH_METHOD)
+            said, named = nothing_until(over), ((SESSION_KEY, session),)
+            pushed = method(said, metadata=named, timeout=DEADLINE_S)
+            pushed.initial_metadata()
+            revoke(certs, "ash")
+            birch.gateway.take_revoked((certs / "ca.crl").read_text())
+            assert pushed.code() is UNAVAILABLE
+            over.set()
+            assert status_of(lambda: hello(channel, tmp_path)) is DENIED
+        failed = ash.end()
+        assert failed is not None
+        assert failed["code"] == "PERMISSION_DENIED"
+        assert "the certificate of the gateway of site ash was revoked" in failed["message"]
+        birch.wait("suspect", site="ash")
+        for method in served_by("training"):
+            assert asked(method, port, keys, session) == REVOKED, method
+        with dialled(port + 1, keys) as channel:
+            assert push(channel, session) is DENIED
+        issue(certs, "ash.gateway", 30.0, replace=True)
+        with dialled(port, held_by(certs, "ash.gateway")) as channel:
+            assert hello(channel, tmp_path) == session
+        assert not [each for each in birch.messages if each["op"] == "failed"]
+
+
+def test_no_frame_goes_to_who_shows_a_revoked_certificate(tmp_path: Path, certs: Path) -> None:
+    config = gateway_config(tmp_path, GATHER_2, 0)
+
+    async def send(peer: Peer) -> None:
+        async with peer.stream(config, ""):
+            pass
+
+    with probing(tmp_path) as port:
+        birch = Peer("birch", 0, "127.0.0.1", port)
+        asyncio.run(send(birch))
+        revoke(certs, "birch")
+        exchange_security("ash").take_revoked((certs / "ca.crl").read_text())
+        with pytest.raises(CallError, match="certificate of the gateway of site birch was revoked"):
+            asyncio.run(send(birch))
+
+
+def test_a_gateway_has_the_list_before_it_lets_anybody_in(tmp_path: Path, certs: Path) -> None:
+    revoke(certs, "ash")
+    text = (certs / "ca.crl").read_text()
+    with GatewayProcess(tmp_path / "good.log") as process:
+        process.configure(gateway_config(tmp_path, GATHER_2, 1, revoked=text))
+        port = int(process.wait("listening")["port"])
+        keys = held_by(certs, "ash.gateway")
+        assert asked("/isthmus.exchange.v1.State/Read", port, keys) == REVOKED
+    with GatewayProcess(tmp_path / "bad.log") as process:
+        process.configure(gateway_config(tmp_path, GATHER_2, 1, revoked=text.lower()))
+        assert process.wait("failed")["code"] == "BAD_REVOCATION_LIST"
 
 
 @pytest.mark.parametrize("at", [0, 1], ids=["for calls", "for frames"])

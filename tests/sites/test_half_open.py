@@ -366,7 +366,7 @@ def test_a_slow_connection_is_not_broken() -> None:
             end.setblocking(False)
         peer, call = RawPeer(far), FrameCall(near, is_client=True)
         call.begin(((":method", "POST"), (":path", "/x")))
-        call.keep_alive(SHORT)
+        call.keep_alive(SHORT, SECURITY)
         wide = number((1 << 31) - 1 - 65_535)
         await peer.send(
             settings((INITIAL_WINDOW_SIZE, (1 << 31) - 1)),

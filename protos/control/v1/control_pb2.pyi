@@ -330,6 +330,7 @@ class CoordinatorMessage(google.protobuf.message.Message):
     RESUME_FIELD_NUMBER: builtins.int
     CANCEL_SETTLE_FIELD_NUMBER: builtins.int
     RELEASE_FIELD_NUMBER: builtins.int
+    REVOKED_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
     RECEIVED_FIELD_NUMBER: builtins.int
     sequence: builtins.int
@@ -353,6 +354,8 @@ class CoordinatorMessage(google.protobuf.message.Message):
     def cancel_settle(self) -> global___CancelSettle: ...
     @property
     def release(self) -> global___Release: ...
+    @property
+    def revoked(self) -> global___Revoked: ...
     def __init__(
         self,
         *,
@@ -365,12 +368,13 @@ class CoordinatorMessage(google.protobuf.message.Message):
         resume: global___Resume | None = ...,
         cancel_settle: global___CancelSettle | None = ...,
         release: global___Release | None = ...,
+        revoked: global___Revoked | None = ...,
         sequence: builtins.int = ...,
         received: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cancel_settle", b"cancel_settle", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "release", b"release", "resume", b"resume", "settle", b"settle", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cancel_settle", b"cancel_settle", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "received", b"received", "release", b"release", "resume", b"resume", "sequence", b"sequence", "settle", b"settle", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["welcome", "heartbeat_ack", "prepare", "start", "stop", "settle", "resume", "cancel_settle", "release"] | None: ...
+    def HasField(self, field_name: typing.Literal["cancel_settle", b"cancel_settle", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "release", b"release", "resume", b"resume", "revoked", b"revoked", "settle", b"settle", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cancel_settle", b"cancel_settle", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "received", b"received", "release", b"release", "resume", b"resume", "revoked", b"revoked", "sequence", b"sequence", "settle", b"settle", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["welcome", "heartbeat_ack", "prepare", "start", "stop", "settle", "resume", "cancel_settle", "release", "revoked"] | None: ...
 
 global___CoordinatorMessage = CoordinatorMessage
 
@@ -468,12 +472,15 @@ class Prepare(google.protobuf.message.Message):
     RETURNS_FIELD_NUMBER: builtins.int
     RUN_SPEC_FIELD_NUMBER: builtins.int
     PASSED_ENV_FIELD_NUMBER: builtins.int
+    REVOKED_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     generation: builtins.int
     returns: builtins.bool
     """the run goes on meanwhile, and the site rejoins it with Resume"""
     run_spec: builtins.bytes
     """the run's spec: JSON of topology/spec/run_spec.py, the same bytes for every site"""
+    revoked: builtins.str
+    """the list of revoked certificates in force, as in Revoked; empty: there is none"""
     @property
     def topology(self) -> global___Document:
         """as submitted, kept beside the logs and not read again"""
@@ -501,11 +508,30 @@ class Prepare(google.protobuf.message.Message):
         returns: builtins.bool = ...,
         run_spec: builtins.bytes = ...,
         passed_env: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        revoked: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["job", b"job", "namespace", b"namespace", "topology", b"topology"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "job", b"job", "namespace", b"namespace", "passed_env", b"passed_env", "returns", b"returns", "run_id", b"run_id", "run_spec", b"run_spec", "topology", b"topology"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "job", b"job", "namespace", b"namespace", "passed_env", b"passed_env", "returns", b"returns", "revoked", b"revoked", "run_id", b"run_id", "run_spec", b"run_spec", "topology", b"topology"]) -> None: ...
 
 global___Prepare = Prepare
+
+@typing.final
+class Revoked(google.protobuf.message.Message):
+    """Coordinator to agent: a list of revoked certificates is in force. The gateways of the run in progress get it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LIST_FIELD_NUMBER: builtins.int
+    list: builtins.str
+    """X.509 CRL in PEM; a site checks its signature, and keeps to the highest number"""
+    def __init__(
+        self,
+        *,
+        list: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["list", b"list"]) -> None: ...
+
+global___Revoked = Revoked
 
 @typing.final
 class Namespace(google.protobuf.message.Message):

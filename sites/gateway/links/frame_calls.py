@@ -157,6 +157,7 @@ class FrameCall:
         self._reads_max = _TLS_READS_MAX if self._is_tls else _READS_MAX
         self._loop = asyncio.get_running_loop()
         self._peer = _name_of(connection)
+        self._certificate = _certificate_of(connection)
         self._uris = _uris_of(connection)
         self.fields: Fields = ()
         """The fields of the peer's header."""
@@ -193,6 +194,7 @@ class FrameCall:
         self._is_closed = False
         self._closed = asyncio.Event()
         self._patience: Patience
+        self._security: Security
         self._progress: Progress
         self._looking: asyncio.TimerHandle | None = None
         self._is_asked = False
@@ -273,18 +275,22 @@ class FrameCall:
         """End the connection at once, because the peer breaks the rules."""
         self._break_off(grpc.StatusCode.UNAVAILABLE, why)
 
-    def keep_alive(self, patience: Patience) -> None:
+    def keep_alive(self, patience: Patience, security: Security) -> None:
         """From now on ping the peer when it is silent; break off if it does not answer.
 
-        The kernel's keepalive is not enough: a proxy may answer it.
+        The kernel's keepalive is not enough: a proxy may answer it. A peer whose certificate is
+        revoked is broken off, too.
         """
-        self._patience = patience
+        self._patience, self._security = patience, security
         self._progress = Progress(self._loop.time(), patience.lost_s)
         self._looking = self._loop.call_later(patience.idle_s / _LOOKS, self._look)
 
     def _look(self) -> None:
         patience, interval_s = self._patience, self._patience.idle_s / _LOOKS
         self._looking = self._loop.call_later(interval_s, self._look)
+        if why := self._security.why_revoked(self):
+            self.break_off(why)
+            return
         now_s = self._loop.time()
         try:
             traffic = self.traffic()
@@ -350,8 +356,11 @@ class FrameCall:
         return tuple(each for each in self.fields if not each[0].startswith(_PSEUDO))
 
     def auth_context(self) -> Mapping[str, Collection[bytes]]:
-        """Return the identities in the caller's certificate."""
-        return {"peer_uri": self._uris} if self._uris else {}
+        """Return the other end's certificate, and the identities in it."""
+        if not self._certificate:
+            return {}
+        shown = ssl.DER_cert_to_PEM_cert(self._certificate).encode()
+        return {"peer_uri": self._uris, "x509_pem_cert": (shown,)}
 
     def peer(self) -> str:
         """Return the address of the other end."""
@@ -740,6 +749,8 @@ async def dial(
         raise CallError(grpc.StatusCode.UNAVAILABLE, f"cannot connect: {why}") from error
     call = FrameCall(connection, is_client=True)
     try:
+        if why := security.why_revoked(call):
+            raise CallError(grpc.StatusCode.UNAVAILABLE, why)
         call.begin(
             (
                 (":method", "POST"),
@@ -753,7 +764,7 @@ async def dial(
                 *metadata,
             )
         )
-        call.keep_alive(patience)
+        call.keep_alive(patience, security)
         yield call
     finally:
         call.cancel()
@@ -874,6 +885,13 @@ def _escaped(why: str) -> str:
     """Return a reason, percent-encoded as gRPC's headers want it."""
     cut = why.encode(errors="replace")[:_WHY_BYTES_MAX].decode(errors="ignore")
     return urllib.parse.quote(cut, safe=" !#$&'()*+,/:;=?@[]^_`{|}~")
+
+
+def _certificate_of(connection: socket.socket) -> bytes:
+    """Return the peer's certificate (DER); empty without TLS."""
+    if not isinstance(connection, ssl.SSLSocket):
+        return b""
+    return connection.getpeercert(binary_form=True) or b""
 
 
 def _uris_of(connection: socket.socket) -> list[bytes]:

@@ -298,7 +298,7 @@ class FrameListener:
     async def _serve(self, call: FrameCall, method: str, serve: Serve) -> None:
         """Serve a call, and tell its client how it ended."""
         call.answer()
-        call.keep_alive(self._patience)
+        call.keep_alive(self._patience, self._security)
         try:
             await serve(call)
         except IsthmusError as error:
