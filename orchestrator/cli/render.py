@@ -1,4 +1,4 @@
-"""`isthmus render`: files that have Slurm or Kubernetes start what a topology describes."""
+"""`isthmus render`: files that have Slurm, Kubernetes or SkyPilot start a topology's sites."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from isthmus.orchestrator.cli.options import (
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.documents import load_topology_file, protect, read_text
 from isthmus.orchestrator.launchers.commands import folder_at, python_at, save_s
-from isthmus.orchestrator.rendering import kubernetes
+from isthmus.orchestrator.rendering import kubernetes, skypilot
 from isthmus.orchestrator.rendering.slurm_script import slurm_script
 from isthmus.orchestrator.run_folder.run_files import write_atomically
 from isthmus.protos.identities import COORDINATOR
@@ -59,7 +59,7 @@ coordinator_option = click.option(
 @click.group("render")
 @json_option
 def command() -> None:
-    """Write what has Slurm or Kubernetes start the sites of a topology."""
+    """Write files that have Slurm, Kubernetes or SkyPilot start the sites of a topology."""
 
 
 @command.command("slurm")
@@ -122,6 +122,13 @@ def slurm_command(
     "--resource",
     help="What Kubernetes calls an accelerator; '': nothing. [what its name suggests: nvidia.com/gpu, ...]",
 )
+@click.option("--queue", default="", help="Queue of Kueue that admits each site's job.")
+@click.option(
+    "--train-job",
+    "is_train_job",
+    is_flag=True,
+    help="Write a TrainJob of Kubeflow and its runtime for each site, in place of a JobSet.",
+)
 @set_option
 @with_output
 def kubernetes_command(
@@ -135,6 +142,8 @@ def kubernetes_command(
     cpus_per_rank: int,
     memory_per_rank: str,
     resource: str | None,
+    queue: str,
+    is_train_job: bool,
 ) -> int:
     """Write the coordinator's objects, and those of each site, for `kubectl apply -f`."""
     text = read_text(topology_path)
@@ -148,6 +157,8 @@ def kubernetes_command(
         cpus_per_rank=cpus_per_rank,
         memory_per_rank=memory_per_rank,
         overrides=overrides,
+        queue=queue,
+        is_train_job=is_train_job,
     )
     files = {
         f"{COORDINATOR}.yaml": _documents(kubernetes.coordinator_objects(topology, text, wishes))
@@ -163,19 +174,92 @@ def kubernetes_command(
     return _written(output, out, files)
 
 
+@command.command("skypilot")
+@topology_argument
+@out_option
+@coordinator_option
+@click.option(
+    "--install",
+    default=skypilot.INSTALL,
+    help="The command that installs isthmus on each machine.",
+)
+@click.option(
+    "--accelerator",
+    "accelerators",
+    multiple=True,
+    metavar="SITE=NAME",
+    help="SkyPilot's name of a site's accelerator, as east=A100-80GB. [what its name suggests]",
+)
+@click.option(
+    "--infra",
+    multiple=True,
+    metavar="SITE=PLACE",
+    help="Where SkyPilot starts a site, as east=aws/us-east-1. [wherever there is room]",
+)
+@set_option
+@with_output
+def skypilot_command(
+    output: Output,
+    topology_path: Path,
+    out: Path,
+    coordinator: str | None,
+    install: str,
+    accelerators: tuple[str, ...],
+    infra: tuple[str, ...],
+    overrides: tuple[str, ...],
+) -> int:
+    """Write a job group with a task for each site, for `sky jobs launch`."""
+    topology = load_topology_file(topology_path, overrides)
+    protect(topology, topology_path)
+    wishes = skypilot.Wishes(
+        coordinator=_address(topology_path, topology, coordinator),
+        topology=str(topology_path.resolve()),
+        install=install,
+        accelerators=_by_site(topology, accelerators, "--accelerator"),
+        infra=_by_site(topology, infra, "--infra"),
+        overrides=overrides,
+    )
+    certificates = {
+        site.name: {each: str(_place_of(each).resolve()) for each in skypilot.files_of(site.name)}
+        for site in (topology.sites if topology.tls is not None else ())
+    }
+    documents = skypilot.job_group(topology, certificates, wishes)
+    return _written(output, out, {"sky.yaml": _documents(documents)})
+
+
+def _by_site(topology: Topology, given: Iterable[str], option: str) -> dict[str, str]:
+    """Return what an option says of sites, each as SITE=TEXT."""
+    names = [site.name for site in topology.sites]
+    found = {}
+    for each in given:
+        site, equals, text = each.partition("=")
+        if not equals or site not in names:
+            sites = ", ".join(names)
+            raise click.BadParameter(
+                f"{each!r}: want SITE=TEXT, with a site of {sites}", param_hint=option
+            )
+        found[site] = text
+    return found
+
+
 def _sources(names: Iterable[str]) -> list[str]:
     """Return where the files of a Secret are, for kubectl: `PATH`, or `NAME=PATH`."""
-    files = tls_files()
-    assert files is not None
     made = []
     for name in names:
-        party, _, kind = name.rpartition(".")
-        own = files.of(party)
-        path = Path({"ca.pem": own.ca}.get(name, own.key if kind == "key" else own.cert))
+        path = _place_of(name)
         if path.is_relative_to(Path.cwd()):
             path = path.relative_to(Path.cwd())
         made.append(str(path) if path.name == name else f"{name}={path}")
     return made
+
+
+def _place_of(name: str) -> Path:
+    """Return where a party's certificate or key is, by its name: `eu.agent.pem`."""
+    files = tls_files()
+    assert files is not None, "it was checked"
+    party, _, kind = name.rpartition(".")
+    own = files.of(party)
+    return Path({"ca.pem": own.ca}.get(name, own.key if kind == "key" else own.cert))
 
 
 def _address(path: Path, topology: Topology, given: str | None) -> str:

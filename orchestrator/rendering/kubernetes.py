@@ -43,6 +43,10 @@ NODE_PORT = 7444
 INDEX = "JOB_COMPLETION_INDEX"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 """Kubernetes gives each pod of an indexed Job both: a variable, and since 1.28 a label."""
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+TRAINER = "trainer.kubeflow.org"
+STEP_LABEL = f"{TRAINER}/trainjob-ancestor-step"
+"""Tells Kubeflow which of a runtime's jobs trains."""
 RESOURCES = (("cpu", ""), ("tpu", "google.com/tpu"), ("mi", "amd.com/gpu"))
 """What Kubernetes calls an accelerator, by how its name here begins; else NVIDIA's."""
 
@@ -64,6 +68,10 @@ class Wishes:
     memory_per_rank: str = "16Gi"
     overrides: tuple[str, ...] = ()
     """Changes of the topology, as --set has them."""
+    queue: str = ""
+    """Queue of Kueue that admits the sites' jobs; empty: none."""
+    is_train_job: bool = False
+    """Sites are Kubeflow's TrainJobs, each with a runtime of its own, and no JobSets."""
 
 
 def coordinator_objects(topology: Topology, text: str, wishes: Wishes) -> list[Object]:
@@ -151,7 +159,30 @@ def site_objects(topology: Topology, site: Site, text: str, wishes: Wishes) -> l
         _object("v1", "PersistentVolumeClaim", f"{name}-state", labels, volume),
         _object("v1", "Service", name, labels, inside),
         *(_wan_service(topology, site, node, opened) for node in range(site.nodes)),
-        _object("jobset.x-k8s.io/v1alpha2", "JobSet", name, labels, jobset),
+        *_workload(name, labels, jobset, site.nodes, wishes),
+    ]
+
+
+def _workload(
+    name: str, labels: dict[str, str], jobset: Object, num_nodes: int, wishes: Wishes
+) -> list[Object]:
+    """Return what runs a site's pods: a JobSet, or a TrainJob that makes the same one.
+
+    The runtime names no framework, so Kubeflow gives pods no environment for torchrun: the agent
+    starts that with its own.
+    """
+    queued = {**labels, QUEUE_LABEL: wishes.queue} if wishes.queue else labels
+    if not wishes.is_train_job:
+        return [_object("jobset.x-k8s.io/v1alpha2", "JobSet", name, queued, jobset)]
+    (replicated,) = jobset["replicatedJobs"]
+    labelled = {**replicated["template"], "metadata": {"labels": {STEP_LABEL: "trainer"}}}
+    template = {**jobset, "replicatedJobs": [{**replicated, "template": labelled}]}
+    runtime = {"mlPolicy": {"numNodes": num_nodes}, "template": {"spec": template}}
+    ref = {"apiGroup": TRAINER, "kind": "TrainingRuntime", "name": name}
+    job = {"runtimeRef": ref, "trainer": {"numNodes": num_nodes}}
+    return [
+        _object(f"{TRAINER}/v1alpha1", "TrainingRuntime", name, labels, runtime),
+        _object(f"{TRAINER}/v1alpha1", "TrainJob", name, queued, job),
     ]
 
 

@@ -6,6 +6,7 @@ test_kubernetes_server.py applies it.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shlex
 import subprocess
@@ -17,6 +18,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from kubeflow_trainer_api.models import TrainerV1alpha1TrainingRuntime, TrainerV1alpha1TrainJob
 
 from isthmus.orchestrator.rendering.kubernetes import (
     Wishes,
@@ -346,3 +348,111 @@ def test_the_manual_followed_literally_as_far_as_it_runs_here(tmp_path: Path) ->
     for party in ("coordinator", "eu", "us"):
         _, needed = secret_of(described(), party)
         assert all((tmp_path / "certs" / file).is_file() for file in needed)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_train_job_has_a_runtime_that_kubeflow_takes(nodes: int) -> None:
+    written = text() if nodes == 1 else of_two_nodes()
+    topology = load_topology(written, "topology.yaml")
+    wishes = dataclasses.replace(WISHES, is_train_job=True, queue="night")
+    *_, runtime, job = site_objects(topology, topology.site("eu"), written, wishes)
+    of_runtime = TrainerV1alpha1TrainingRuntime.from_dict(runtime)
+    of_job = TrainerV1alpha1TrainJob.from_dict(job)
+    assert of_runtime.to_dict() == runtime, "no key is misspelt"
+    assert of_job.to_dict() == job
+    assert of_job.spec.runtime_ref.name == of_runtime.metadata.name == "isthmus-two-sites-eu"
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "night"
+    assert set(runtime["spec"]["mlPolicy"]) == {"numNodes"}, "no framework's environment"
+    (jobset,) = (
+        each
+        for each in site_objects(topology, topology.site("eu"), written, WISHES)
+        if each["kind"] == "JobSet"
+    )
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert replicated["template"]["spec"] == jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+
+
+def test_a_jobset_waits_in_the_queue_that_is_named() -> None:
+    wishes = dataclasses.replace(WISHES, queue="night")
+    made = site_objects(described(), described().site("eu"), text(), wishes)
+    assert made[-1]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "night"
+
+
+def sky_group(tmp_path: Path, written: str, *options: str) -> list[dict[str, Any]]:
+    (tmp_path / "topology.yaml").write_text(written)
+    command = [sys.executable, "-m", "isthmus.orchestrator.cli.main", "render", "skypilot"]
+    subprocess.run([*command, "topology.yaml", *options], cwd=tmp_path, check=True)
+    return [*yaml.safe_load_all((tmp_path / "rendered" / "sky.yaml").read_text())]
+
+
+@pytest.mark.slow
+def test_a_job_group_has_a_task_for_each_site(tmp_path: Path) -> None:
+    options = ("--accelerator", "us=A100-80GB", "--infra", "us=aws/us-east-1")
+    header, eu, us = sky_group(tmp_path, of_two_nodes(), *options)
+    assert header == {"name": "two-sites", "execution": "parallel", "inter_connection": False}
+    assert [each["name"] for each in (eu, us)] == ["eu", "us"]
+    assert (eu["num_nodes"], us["num_nodes"]) == (2, 1)
+    assert us["resources"]["accelerators"].startswith("A100-80GB:")
+    assert us["resources"]["infra"] == "aws/us-east-1"
+    assert eu["file_mounts"]["~/isthmus/topology.yaml"] == str(tmp_path / "topology.yaml")
+    assert eu["file_mounts"]["~/isthmus/given/eu.gateway.key"].endswith("/certs/eu.gateway.key")
+    assert not [each for each in us["file_mounts"] if "eu." in each], "no other site's keys"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_machine_of_a_task_runs_the_agent(rank: int, tmp_path: Path) -> None:
+    _, eu, _ = sky_group(tmp_path, of_two_nodes())
+    given = tmp_path / "isthmus" / "given"
+    given.mkdir(parents=True)
+    (given / "eu.agent.key").write_text("secret")
+    (tmp_path / "bin").mkdir()
+    for name in ("isthmus", "python"):
+        (tmp_path / "bin" / name).write_text(
+            '#!/bin/sh\nls -l certs >&2; echo "$(basename "$0")" "$@"\n'
+        )
+        (tmp_path / "bin" / name).chmod(0o755)
+    addresses = ["198.51.100.1", "198.51.100.2"]
+    environment = {
+        "HOME": str(tmp_path),
+        "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
+        "SKYPILOT_NODE_RANK": str(rank),
+        "SKYPILOT_NODE_IPS": "\n".join(addresses),
+    }
+    command = ["bash", "-c", eu["run"]]
+    said = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    words = said.stdout.split()
+    assert "-rw-------" in said.stderr, "a key is its reader's alone"
+    if rank == 0:
+        assert words[:4] == ["isthmus", "agent", "--site", "eu"]
+        nodes = [words[at + 1] for at, word in enumerate(words) if word == "--node"]
+        assert nodes == [f"{each}:7444" for each in addresses]
+    else:
+        assert words[:4] == ["python", "-P", "-m", "isthmus.sites.node.serve"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(600)
+def test_skypilot_reads_the_job_group(tmp_path: Path) -> None:
+    """By its own package, in an environment of its own: it brings a hundred others."""
+    sky_group(tmp_path, of_two_nodes())
+    reads = (
+        "import sys; from sky.utils import dag_utils; p = sys.argv[1]; "
+        "assert dag_utils.is_job_group_yaml(p); dag = dag_utils.load_job_group_from_yaml(p); "
+        "print(dag.inter_connection, [(t.name, t.num_nodes) for t in dag.tasks])"
+    )
+    group = str(tmp_path / "rendered" / "sky.yaml")
+    command = ["uv", "run", "--no-project", "--with", "skypilot==0.14.1", "python", "-c", reads]
+    (tmp_path / "certs").mkdir(exist_ok=True)
+    home = {**os.environ, "HOME": str(tmp_path)}
+    path = f"{Path(sys.executable).parent}:{home['PATH']}"
+    read = subprocess.run(
+        [*command, group],
+        env={**home, "PATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert read.returncode == 0, read.stderr[-2000:]
+    assert read.stdout.splitlines()[-1] == "False [('eu', 2), ('us', 1)]"
