@@ -23,6 +23,7 @@ from isthmus.sites.worker.checks.forward_watch import ForwardWatch
 from isthmus.sites.worker.checks.module_hooks import ModuleHook
 from isthmus.sites.worker.checks.refusals import (
     SCALER_ON_AVERAGES,
+    count_left_out,
     refuse_scaler,
     scaler_refusal,
 )
@@ -33,7 +34,7 @@ from isthmus.sites.worker.exchange.member_history import MemberHistory
 from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.rounds import Round
 from isthmus.sites.worker.exchange.site_averages import BucketAverages
-from isthmus.sites.worker.exchange.step_records import StepLog, TokenCount
+from isthmus.sites.worker.exchange.step_records import Hashes, StepLog, TokenCount
 from isthmus.sites.worker.exchange.tensor_hashes import ParameterHashes, hashes_of
 from isthmus.sites.worker.layouts.gradient_hook import GradientHook
 from isthmus.sites.worker.layouts.optimizer_hook import OptimizerHook
@@ -340,11 +341,21 @@ class Attachment:
             self._averaging.equalise(others)
         self._watch_steps(hook, hook.parameters())
         hook.watch_reduced(optimizers)
-        self._steps.count(
+        self._count(
             optimizers[0],
             lambda: hashes_of([*hook.parameters_now(), *_others(hook, optimizers)]),
             hook.take_rounds,
         )
+
+    def _count(
+        self, optimizer: Optimizer, hashes: Hashes, take_rounds: Callable[[], list[Round]]
+    ) -> None:
+        """Count an optimizer's steps, also those that a GradScaler leaves out at all sites.
+
+        Their rounds have crossed, and their batches are used as in a script without us.
+        """
+        end_step = self._steps.count(optimizer, hashes, take_rounds)
+        self._now.undo.append(count_left_out(optimizer, lambda: self._steps.num_steps, end_step))
 
     def _agree_on_cut(self, own: Cut) -> Cut:
         context = self._context
@@ -396,6 +407,7 @@ class Attachment:
             regime=self._regime.kind,
         )
         self._attach_agreed(hook, models)
+        hook.watch_reduced(self._now.optimizers)
 
     def _attach_agreed(self, hook: AgreedHook, models: Sequence[nn.Module]) -> None:
         """Exchange in buckets that all sites agree on, whatever their layouts."""
@@ -424,7 +436,7 @@ class Attachment:
 
         # In sync all has crossed before the first one steps; else a step ends with the last one.
         counted = optimizers[0 if self._regime.is_sync else -1]
-        self._steps.count(counted, hashes, take_rounds)
+        self._count(counted, hashes, take_rounds)
         if buckets is not None:
             now.loop = self._begin_loop(hook, buckets, models)
             now.undo.append(now.loop.close)

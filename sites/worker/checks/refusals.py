@@ -33,6 +33,10 @@ _WRAPPERS = {
 """Wrappers of models that cannot be attached, by the names of their classes."""
 _refusing: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
 """Why a `GradScaler` is refused, by optimizer."""
+_counting: WeakKeyDictionary[Optimizer, tuple[Callable[[], int], Callable[[], None]]] = (
+    WeakKeyDictionary()
+)
+"""How many steps an optimizer has taken, and what counts one that a `GradScaler` leaves out."""
 
 
 def check_wrapper(model: nn.Module) -> None:
@@ -86,9 +90,7 @@ def refuse_scaler(optimizers: Iterable[Optimizer], why: str) -> Callable[[], Non
 
     torch calls no hook where it leaves the step out, or finds no gradient. Returns what ends that.
     """
-    if not hasattr(GradScaler.step, "__wrapped__"):
-        for name in ("unscale_", "step"):
-            setattr(GradScaler, name, _checked(getattr(GradScaler, name)))
+    _watch_scalers()
     refused = [*optimizers]
     _refusing.update(dict.fromkeys(refused, why))
 
@@ -99,13 +101,40 @@ def refuse_scaler(optimizers: Iterable[Optimizer], why: str) -> Callable[[], Non
     return end
 
 
+def count_left_out(
+    optimizer: Optimizer, num_steps: Callable[[], int], count: Callable[[], None]
+) -> Callable[[], None]:
+    """Have steps counted that a `GradScaler` leaves out, for a gradient was not finite.
+
+    Where `num_steps` is what it was before, `count` is called. Returns what ends that.
+    """
+    _watch_scalers()
+    _counting[optimizer] = num_steps, count
+
+    def end() -> None:
+        _counting.pop(optimizer, None)
+
+    return end
+
+
+def _watch_scalers() -> None:
+    if not hasattr(GradScaler.step, "__wrapped__"):
+        for name in ("unscale_", "step"):
+            setattr(GradScaler, name, _checked(getattr(GradScaler, name)))
+
+
 def _checked(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         why = _refusing.get(optimizer)
         if why is not None and scaler.is_enabled():
             raise ScriptError(why)
-        return method(scaler, optimizer, *args, **kwargs)
+        counting = _counting.get(optimizer) if method.__name__ == "step" else None
+        before = counting[0]() if counting is not None else 0
+        result = method(scaler, optimizer, *args, **kwargs)
+        if counting is not None and counting[0]() == before:
+            counting[1]()
+        return result
 
     return call
 

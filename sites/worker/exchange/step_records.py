@@ -166,10 +166,11 @@ class StepLog:
         optimizer: torch.optim.Optimizer,
         hashes: Hashes,
         take_rounds: Callable[[], list[Round]],
-    ) -> None:
+    ) -> Callable[[], None]:
         """Count this optimizer's steps from now on, and send the digest of what all begin with.
 
         `hashes` are of all that sites are to hold alike; `take_rounds` returns the latest ones.
+        Returns what counts a step that changes nothing.
         """
         if self._hook is not None:
             self._hook.remove()
@@ -186,6 +187,7 @@ class StepLog:
             self.after_end()
 
         self._hook = optimizer.register_step_post_hook(end_step)
+        return end_step
 
     def end_step(self, rounds: Sequence[Round]) -> None:
         """Count a step, and make its record.

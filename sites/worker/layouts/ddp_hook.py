@@ -3,7 +3,7 @@
 Annotations are evaluated here, not postponed: DDP compares its hook's with its own classes.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import ClassVar, NoReturn
 from weakref import WeakKeyDictionary
@@ -17,6 +17,7 @@ from isthmus.sites.worker.checks.left_gradients import ZeroedCheck
 from isthmus.sites.worker.checks.module_hooks import ModuleHook
 from isthmus.sites.worker.checks.parameter_kinds import KindCheck
 from isthmus.sites.worker.checks.refusals import check_in_backward
+from isthmus.sites.worker.checks.unreduced import ReducedCheck
 from isthmus.sites.worker.exchange.rounds import RoundTerms
 from isthmus.sites.worker.exchange.site_averages import BucketAverages
 from isthmus.sites.worker.exchange.step_records import TokenCount
@@ -119,6 +120,8 @@ class DdpHook(GradientHook):
         """What says which gradients there are; None: all are there, or the pass fails."""
         self._is_backward = False
         """A backward pass goes on, and has brought a bucket."""
+        self._reduced = ReducedCheck(models, names)
+        self._undo.append(self._reduced.close)
         self._zeroed = ZeroedCheck(names) if is_summed else None
         if self._zeroed is not None:
             self._undo.append(self._zeroed.close)
@@ -128,6 +131,11 @@ class DdpHook(GradientHook):
                 model.register_forward_pre_hook(ModuleHook(KindCheck(named))).remove,
                 model.register_forward_pre_hook(ModuleHook(self.check_unbroken)).remove,
             ]
+
+    def watch_reduced(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Refuse their steps with gradients of which a part has not crossed."""
+        for each in optimizers:
+            self._reduced.watch(each)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

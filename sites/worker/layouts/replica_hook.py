@@ -3,7 +3,7 @@
 Annotations are evaluated here, not postponed: DDP compares its hook's with its own classes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,7 +11,6 @@ import torch
 from torch._C._distributed_c10d import GradBucket  # what DDP compares the annotation with
 from torch.nn.parallel import DistributedDataParallel
 
-from isthmus.sites.worker.checks.unreduced import ReducedCheck
 from isthmus.sites.worker.exchange.bucket_order import Agree, Cut, own_cut
 from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.exactness import Exactness
@@ -93,8 +92,6 @@ class ReplicaHook(DdpHook):
         super().__init__(pipeline, tokens, models, names, is_summed=is_summed)
         self._exactness = exactness
         self._agree = agree
-        self._reduced = ReducedCheck(models, names)
-        self._undo.append(self._reduced.close)
         if any(each.find_unused_parameters for each in models):
             self._used = MaybeUsed(names, models)
         exactness.check([*names.values()])
@@ -120,11 +117,6 @@ class ReplicaHook(DdpHook):
         """Return each gradient of the latest round."""
         parameters = [each for name, each in self.parameters() if name in self._crossed]
         return [each.grad for each in parameters if each.grad is not None]
-
-    def watch_reduced(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Refuse their steps with gradients of which a part has not crossed."""
-        for each in optimizers:
-            self._reduced.watch(each)
 
     # ---------------------------------------------------------------- cuts
 

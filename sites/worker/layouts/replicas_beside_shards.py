@@ -114,6 +114,7 @@ class ReplicaBesideShardsHook(DdpHook, AgreedHook):
         future = self._held.hold(bucket.buffer())
         assert self._used is not None, "agree comes first"
         self._used.note(bucket.parameters(), bucket.gradients())
+        self._reduced.note_crossed(self._names[each] for each in bucket.parameters())
         for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
             self._arrived[self._names[parameter]] = grad.view(-1)
         latest = self._submit()

@@ -16,7 +16,8 @@ else. Whatever a script does with them before, between and after, it sees what a
 The guess is made in the first such pass, from what parameters and the optimizer's settings are by
 then. One that is changed after that is computed at as it is, until the next step.
 
-The first step has nothing to apply; gradients are None there. The last gradient is never applied.
+The first step has nothing to apply: gradients are zeros there, and None to the optimizers, which
+leave parameters without a gradient as they are. The last gradient is never applied.
 """
 
 from __future__ import annotations
@@ -122,6 +123,10 @@ class Delayed:
         """The round whose gradient is in `p.grad`, if it has been in one of this process."""
         self._restored: set[str] | None = None
         """The gradient of all sites came with the run's state, and is to be applied next."""
+        self._has_none = False
+        """There is no gradient to apply yet: what is in `p.grad` are zeros."""
+        self._stepping: Optimizer | None = None
+        """The optimizer whose step goes on, and may have passes in it (a closure)."""
         self._is_away = False
         """The script wants all passes to compute at what all sites have."""
         self._norm = 0.0
@@ -131,6 +136,11 @@ class Delayed:
         self._landed: list[Round] = []
         hook.after_gradients = self._exchange_gradients
         self._undo: list[Callable[[], None]] = []
+        for each in optimizers:
+            self._undo += [
+                each.register_step_pre_hook(self._begin_step).remove,
+                each.register_step_post_hook(self._end_step).remove,
+            ]
         for model in models if looks else ():
             self._undo += [
                 model.register_forward_pre_hook(
@@ -341,11 +351,14 @@ class Delayed:
             )
         assert self._hook.latest is not None, "a round has just ended"
         self._tokens = self._hook.latest.tokens if self._counts() else 0.0
+        self._has_none = self._sent is None and self._restored is None
         used = self._take_result()
         self._unused = {name for name, each in self._trained.items() if each.grad is None}
         with torch.no_grad():
             for name, parameter in self._trained.items():
                 self._exchange_gradient(name, parameter, is_used=name in used)
+        if self._stepping is not None:
+            self._take_zeros(self._stepping)
 
     def _take_result(self) -> set[str]:
         """Wait for the round that was sent; return the parameters that have a gradient by it."""
@@ -377,9 +390,26 @@ class Delayed:
             _exchange(own, kept.view(own.shape))
         else:
             kept.view(own.shape).copy_(own)
-            parameter.grad = None
+            if self._has_none:  # a script may clip it, or measure it
+                own.zero_()
+            else:
+                parameter.grad = None
         if self._tokens == 0.0:
             kept.zero_()  # Not a product: a loss over no tokens is often NaN.
+
+    def _begin_step(self, optimizer: Optimizer, *_: object) -> None:
+        self._stepping = optimizer
+        self._take_zeros(optimizer)
+
+    def _end_step(self, *_: object) -> None:
+        self._stepping = None
+
+    def _take_zeros(self, optimizer: Optimizer) -> None:
+        """Have an optimizer leave its parameters out, in the step that has no gradient yet."""
+        for group in optimizer.param_groups if self._has_none else ():
+            for each in group["params"]:
+                if id(each) in self._names:
+                    each.grad = None
 
 
 def _version(parameter: torch.Tensor) -> tuple[int, int]:

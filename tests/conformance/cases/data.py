@@ -271,6 +271,36 @@ def uneven_global_batch_and_sites(world: World) -> Any:
     return uneven_global_batch(world)
 
 
+def _scaled_over(world: World, loader: Any, epochs: int, batches: int) -> Any:
+    """Train in epochs that end after some batches, the first of which is infinite at a rank."""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=100)
+    world.start(model, optimizer)
+    for _ in range(epochs):
+        for place, batch in enumerate(loader, start=1):
+            optimizer.zero_grad()
+            is_bad = place % 2 == 1 and (world.is_oracle or world.rank == 1)
+            scaler.scale(loss_of(model, batch) * (1e38 if is_bad else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            if place == batches:
+                break
+    return model
+
+
+def _scaled_in_one_epoch(world: World) -> Any:
+    sampler = world.site.sampler(Numbers(), global_batch=2 * BATCH)
+    return _scaled_over(world, DataLoader(Numbers(), batch_sampler=sampler), 1, 6)
+
+
+@case(BOTH, quick=DDP, steps=6, oracle=_scaled_in_one_epoch)
+def site_sampler_and_a_scaler(world: World) -> Any:
+    """`site.sampler`, epochs that end by `break`, and steps that a `GradScaler` leaves out"""
+    sampler = world.site.sampler(Numbers(), global_batch=2 * BATCH)
+    return _scaled_over(world, DataLoader(Numbers(), batch_sampler=sampler), 3, 2)
+
+
 @case(BOTH, quick=DDP)
 def global_distributed_sampler(world: World) -> Any:
     """torch's `DistributedSampler` with `site.global_world_size` and `site.global_rank`"""

@@ -14,10 +14,10 @@ from tests.conformance.case import (
     BOTH,
     DDP,
     FINITE,
-    NO_FIRST,
     STEPS,
     Refused,
     case,
+    in_regimes,
 )
 from tests.conformance.world import HIDDEN, OUTPUTS, WIDTH, F, World, loss_of, net
 
@@ -157,7 +157,7 @@ def clip_by_site_norm(world: World) -> Any:
     return model
 
 
-@case(BOTH, beside=NO_FIRST)
+@case(BOTH)
 def clip_by_value(world: World) -> Any:
     """`clip_grad_value_`"""
     model = world.wrap(net())
@@ -171,7 +171,7 @@ def clip_by_value(world: World) -> Any:
     return model
 
 
-@case(DDP, beside=NO_FIRST)
+@case(DDP)
 def gradient_noise(world: World) -> Any:
     """Noise added to gradients, from a generator that is seeded alike"""
     model = world.wrap(net())
@@ -191,7 +191,6 @@ def gradient_noise(world: World) -> Any:
     DDP,
     Refused("PARAMETERS_DIFFER", "differs"),
     oracle=lambda world: plain_loop(world),
-    beside=NO_FIRST,
 )
 def unseeded_noise(world: World) -> Any:
     """Noise added to gradients, of each rank's own"""
@@ -267,13 +266,11 @@ def early_stopping(world: World) -> Any:
     return model
 
 
-@case(
-    DDP,
-    Refused("ScriptError", "has not reduced it: it was a second one through the same"),
-    quick=True,
-    steps=None,
-    beside={"delayed": Refused("PARAMETERS_DIFFER", "differs")},
-)
+SECOND_PASS = Refused("ScriptError", "has not reduced it: it was a second one through the same")
+TWO_FORWARDS = Refused("ScriptError", "the second of two after two forward passes")
+
+
+@case(DDP, SECOND_PASS, quick=True, steps=None, beside=in_regimes(SECOND_PASS))
 def retained_graph(world: World) -> Any:
     """A second backward pass through one forward pass (`retain_graph`)"""
     model = world.wrap(net())
@@ -285,6 +282,38 @@ def retained_graph(world: World) -> Any:
         outputs = model(inputs)
         F.mse_loss(outputs, targets).backward(retain_graph=True)
         outputs.square().mean().backward()
+        optimizer.step()
+    return model
+
+
+@case(DDP, SECOND_PASS, steps=None, beside=in_regimes(SECOND_PASS))
+def second_pass_past_the_wrapper(world: World) -> Any:
+    """A backward pass through the wrapper, and one past it, through `model.module`"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for batch in world.batches(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        loss_of(getattr(model, "module", model), batch).backward()
+        optimizer.step()
+    return model
+
+
+@case(DDP, SECOND_PASS, steps=None, beside=in_regimes(SECOND_PASS))
+def retained_graph_late_in_the_run(world: World) -> Any:
+    """Such a second pass in the third step only, of micro-batches under `no_sync`"""
+    model = world.wrap(net())
+    optimizer = sgd(model)
+    world.start(model, optimizer)
+    for step, batch in enumerate(world.batches(STEPS)):
+        optimizer.zero_grad()
+        with world.no_sync(model):
+            loss_of(model, batch).backward()
+        loss = loss_of(model, batch)
+        loss.backward(retain_graph=step == 2)
+        if step == 2:
+            loss.backward()
         optimizer.step()
     return model
 
@@ -321,12 +350,7 @@ def retained_graph_and_zeroed(world: World) -> Any:
     return model
 
 
-@case(
-    DDP,
-    Refused("ScriptError", "the second of two after two forward passes"),
-    steps=None,
-    beside={"delayed": Refused("PARAMETERS_DIFFER", "differs")},
-)
+@case(DDP, TWO_FORWARDS, steps=None, beside=in_regimes(TWO_FORWARDS))
 def two_forwards_two_backwards(world: World) -> Any:
     """Two forward passes, then two backward passes"""
     model = world.wrap(net())
@@ -370,7 +394,7 @@ def manual_sgd(world: World) -> Any:
     return model
 
 
-@case(DDP, Refused("ROUND_WITHOUT_STEP", "took no step"), steps=None, beside=NO_FIRST)
+@case(DDP, Refused("ROUND_WITHOUT_STEP", "took no step"), steps=None)
 def rounds_without_steps(world: World) -> Any:
     """Weights changed by hand while `optimizer.step` is never called"""
     model = world.wrap(net())

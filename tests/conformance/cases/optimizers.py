@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.conformance.case import AVERAGE, BOTH, DDP, FSDP2, NO_FIRST, STEPS, Refused, case
+from tests.conformance.case import AVERAGE, BOTH, DDP, FSDP2, STEPS, Refused, case
 from tests.conformance.cases.loops import sgd
 from tests.conformance.world import World, loss_of, net
 
@@ -215,7 +215,7 @@ def sam(world: World) -> Any:
     return model
 
 
-@case(DDP, beside=NO_FIRST)
+@case(DDP)
 def sam_base(world: World) -> Any:
     """Sharpness-aware minimisation, whose base is given to `attach`"""
     model = world.wrap(net())
@@ -229,7 +229,7 @@ def sam_base(world: World) -> Any:
     return model
 
 
-@case(DDP, beside=NO_FIRST)
+@case(DDP)
 def sam_of_micro_batches(world: World) -> Any:
     """Sharpness-aware minimisation of micro-batches, each by itself, whose gradients add up"""
     model = world.wrap(net())

@@ -328,7 +328,7 @@ def grad_scaler(world: World) -> Any:
     return _scaled(world, inf_at=None)
 
 
-@case(BOTH, steps=STEPS - 1)
+@case(BOTH)
 def grad_scaler_and_inf(world: World) -> Any:
     """`GradScaler`, and a gradient of one rank that is infinite: all skip the step"""
     return _scaled(world, inf_at=1)
