@@ -35,13 +35,16 @@ FLAGS = [
     # trapped changes none, and lets it be one of a vector.
     *("-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno"),
 ]
+AVX2 = ["-mavx2", "-mbmi", "-mbmi2", "-mf16c", "-mlzcnt", "-mmovbe"]
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl"]
 VARIANTS = {
-    # The first: what numpy's and PyTorch's wheels want, too. The names are zig's, which would
-    # else compile for the processor that it runs on.
+    # The first: what numpy's and PyTorch's wheels want, too.
     compiled.COMMON: (["-msse4.2", "-mpopcnt"], "x86_64_v2"),
-    compiled.AVX2: (["-mavx2", "-mbmi", "-mbmi2", "-mf16c", "-mlzcnt", "-mmovbe"], "x86_64_v3"),
+    compiled.AVX2: (AVX2, "x86_64_v3"),
+    compiled.AVX512: ([*AVX2, *AVX512, "-mprefer-vector-width=512"], "x86_64_v4"),
 }
-"""For x86-64 the flags of gcc and clang, and zig's name of the processor."""
+"""For x86-64 the flags of gcc and clang; and zig's name of such a processor, for it would compile
+for the one that it runs on."""
 NONE_WORKS = "no C compiler works"
 TRIAL = "#include <Python.h>\nint trial(void) { return Py_IsInitialized(); }\n"
 
@@ -145,30 +148,35 @@ def compile_all(command: list[str], folder: Path) -> str:
     Raises:
         CalledProcessError: Cython refuses a module.
     """
-    is_x86 = platform.machine() == "x86_64"
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    all_kinds = VARIANTS if platform.machine() == "x86_64" else (compiled.COMMON,)
 
-    def made(name: str) -> str:
-        place = Path(*name.split("."))
+    def translate(name: str) -> Path:
         source = Path(own, f"{name}.c")
-        module = f"isthmus.{name}"
-        cython = [sys.executable, "-m", "cython", "-3", "--module-name", module]
-        file = str(Path("isthmus", place).with_suffix(".py"))
-        subprocess.run([*cython, "-o", str(source), file], cwd=SOURCES, check=True)
-        kinds = VARIANTS if is_x86 and name in compiled.VECTORISED else (compiled.COMMON,)
-        problems = [
-            compile_c(command, source, folder / kind / f"{place}{suffix}", kind) for kind in kinds
-        ]
-        return "\n".join(filter(None, problems))
+        cython = [sys.executable, "-m", "cython", "-3", "--module-name", f"isthmus.{name}"]
+        file = Path("isthmus", *name.split(".")).with_suffix(".py")
+        subprocess.run([*cython, "-o", str(source), str(file)], cwd=SOURCES, check=True)
+        return source
+
+    def make(source: Path, kind: str) -> str:
+        place = Path(folder, kind, *source.stem.split("."))
+        return compile_c(command, source, place.with_name(f"{place.name}{suffix}"), kind)
 
     with tempfile.TemporaryDirectory() as own, ThreadPoolExecutor(os.cpu_count()) as pool:
-        problems = [problem for problem in pool.map(made, compiled.MODULES) if problem]
-    if problems:
-        print(problems[0], file=sys.stderr)
-        for kind in VARIANTS:
-            shutil.rmtree(folder / kind, ignore_errors=True)
-        return f"{command[0]} failed: {problems[0].splitlines()[-1]}"
-    return ""
+        jobs = [
+            pool.submit(make, source, kind)
+            for name, source in zip(
+                compiled.MODULES, pool.map(translate, compiled.MODULES), strict=True
+            )
+            for kind in (all_kinds if name in compiled.VECTORISED else (compiled.COMMON,))
+        ]
+        problems = [job.result() for job in jobs if job.result()]
+    if not problems:
+        return ""
+    print(problems[0], file=sys.stderr)
+    for kind in all_kinds:
+        shutil.rmtree(folder / kind, ignore_errors=True)
+    return f"{command[0]} failed: {problems[0].splitlines()[-1]}"
 
 
 def version_of(command: list[str]) -> str:

@@ -31,16 +31,21 @@ from typing import Final
 MODULES: Final = ("sites.codecs.kernels.loops",)
 """All of them, below `isthmus`. NAME.pxd beside NAME.py may have C types of it."""
 VECTORISED: Final = ("sites.codecs.kernels.loops",)
-"""Those of them that are compiled a second time, for processors with AVX2."""
+"""Those of them that are compiled for processors with AVX2 and with AVX-512, too."""
 PLAIN: Final = "ISTHMUS_PLAIN"
 """Variable: if set, installing compiles nothing, and nothing compiled is used."""
 COMMON: Final = "common"
 """The folder of what every processor of this architecture can run."""
 AVX2: Final = "avx2"
+AVX512: Final = "avx512"
 PACKAGE: Final = Path(__file__).parent.parent
 NOT_INSTALLED: Final = "it was not installed for this Python"
-_AVX2_FLAGS: Final = {"abm", "avx2", "bmi1", "bmi2", "f16c", "movbe"}
-"""/proc/cpuinfo's words for x86-64-v3, but for FMA, which has other bits and is not used."""
+_FLAGS: Final = {
+    AVX512: {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vbmi2"},
+    AVX2: {"abm", "avx2", "bmi1", "bmi2", "f16c", "movbe"},
+}
+"""/proc/cpuinfo's words for x86-64-v4 and -v3, but for FMA, which has other bits and is not used.
+The last of AVX-512 is not used either: what has it does not clock down for such vectors."""
 
 
 class StaleError(ImportError):
@@ -143,8 +148,7 @@ def search_path(package: str, own: Iterable[str]) -> list[str]:
     """
     if why_plain() is None:
         folder, below = folder_below(PACKAGE), package.split(".")[1:]
-        kinds = (AVX2, COMMON) if _has_avx2() else (COMMON,)
-        return [*(str(folder.joinpath(kind, *below)) for kind in kinds), *own]
+        return [*(str(folder.joinpath(kind, *below)) for kind in kinds()), *own]
     if importlib.util.find_spec("cython") is None:
         _provide_cython()
     return [*own]
@@ -164,16 +168,18 @@ def _provide_cython() -> None:
 
 
 @functools.cache
-def _has_avx2() -> bool:
-    """Whether this processor runs what was compiled for AVX2."""
+def kinds() -> tuple[str, ...]:
+    """Return the folders of what this processor can run, the fastest first."""
     if platform.machine() != "x86_64":
-        return False
+        return (COMMON,)
     try:
         with Path("/proc/cpuinfo").open() as file:
             line = next((line for line in file if line.startswith("flags")), "")
     except OSError:
-        return False
-    return set(line.split()) >= _AVX2_FLAGS
+        return (COMMON,)
+    flags = set(line.split())
+    has_avx2 = flags >= _FLAGS[AVX2]
+    return (*(kind for kind in _FLAGS if has_avx2 and flags >= _FLAGS[kind]), COMMON)
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ from isthmus.sites.codecs.registry import BY_NAME
 from isthmus.sites.gateway.reduction.chunk_reduction import add_up
 from isthmus.topology.trees.codec_costs import BLOCK, LOSSLESS
 from tests.fakes import numpy_codecs as oracle
-from tests.fakes.plain_modules import WAYS, use_plain
+from tests.fakes.compiled_modules import PLAIN, VECTORISED_WAYS, use
 
 SIZES = (1, 2, 3, 63, 64, 127, 128, 129, 255, 256, 1000, 4097)
 SPECIAL = np.array(
@@ -40,16 +40,23 @@ UNFIT = np.array(
 NAN = 0x7FC00000
 
 
-@pytest.fixture(autouse=True, params=WAYS)
-def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Run a test with the kernels as they are compiled, and with them as plain Python."""
-    return use_plain(as_imported, monkeypatch) if request.param == "plain" else as_imported
+@pytest.fixture(params=VECTORISED_WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    """A kind of processor that the kernels are compiled for, or plain Python."""
+    return str(request.param)
 
 
-def sizes(loops: ModuleType, chance: np.random.Generator) -> tuple[int, ...]:
+@pytest.fixture(autouse=True)
+def loops(way: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Run a test with the kernels of each kind."""
+    return use(as_imported, way, monkeypatch)
+
+
+def sizes(way: str, chance: np.random.Generator) -> tuple[int, ...]:
     """Return numbers of elements: plain Python takes few."""
-    is_plain = loops is not as_imported
-    return (1, 2, 127, 128, 129, 257) if is_plain else (*SIZES, int(chance.integers(1, 20_000)))
+    if way == PLAIN:
+        return (1, 2, 127, 128, 129, 257)
+    return (*SIZES, int(chance.integers(1, 20_000)))
 
 
 def numbers(chance: np.random.Generator, numel: int) -> Floats:
@@ -77,9 +84,9 @@ def in_a_frame(payload: bytes | memoryview, chance: np.random.Generator) -> memo
 
 @pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
 @pytest.mark.parametrize("seed", range(8))
-def test_blocks_are_numpy_s_bit_for_bit(name: str, seed: int, loops: ModuleType) -> None:
+def test_blocks_are_numpy_s_bit_for_bit(name: str, seed: int, way: str) -> None:
     chance, codec = np.random.default_rng(seed), BY_NAME[name]
-    for numel in sizes(loops, chance):
+    for numel in sizes(way, chance):
         residual = np.zeros(numel, dtype=np.float32)
         expected_residual = residual.copy()
         for _ in range(3):
@@ -111,9 +118,9 @@ def test_blocks_are_numpy_s_bit_for_bit(name: str, seed: int, loops: ModuleType)
 
 @pytest.mark.parametrize("name", ["bf16", "bf16-split"])
 @pytest.mark.parametrize("seed", range(4))
-def test_halves_are_numpy_s_bit_for_bit(name: str, seed: int, loops: ModuleType) -> None:
+def test_halves_are_numpy_s_bit_for_bit(name: str, seed: int, way: str) -> None:
     chance, codec = np.random.default_rng(seed), BY_NAME[name]
-    for numel in sizes(loops, chance):
+    for numel in sizes(way, chance):
         residual = np.zeros(numel, dtype=np.float32)
         for _ in range(3):
             values = numbers(chance, numel)
@@ -147,14 +154,14 @@ def parts_in_places(
 
 
 @pytest.mark.parametrize("codec", BY_NAME.values(), ids=BY_NAME.keys())
-def test_sums_are_numpy_s_whatever_lies_where(codec: Codec, loops: ModuleType) -> None:
+def test_sums_are_numpy_s_whatever_lies_where(codec: Codec, way: str) -> None:
     """Parts with NaN, infinities and sums of these among them.
 
     Several codecs' forms side by side.
     """
     for seed in range(40):
         chance = np.random.default_rng(seed)
-        numel, num_parts = int(chance.choice(sizes(loops, chance))), int(chance.integers(1, 5))
+        numel, num_parts = int(chance.choice(sizes(way, chance))), int(chance.integers(1, 5))
         values = [numbers(chance, numel) for _ in range(num_parts)]
         for each in values:
             if chance.random() < 0.4:
@@ -255,9 +262,9 @@ def test_facts_that_others_know_are_the_codecs_own() -> None:
             assert codec.level_max == oracle.LEVEL_MAX[codec.name.removesuffix("-zstd")]
 
 
-def test_an_array_that_is_not_what_a_kernel_takes_is_refused(loops: ModuleType) -> None:
-    if loops is not as_imported:
-        return  # Python takes all
+def test_an_array_that_is_not_what_a_kernel_takes_is_refused(way: str, loops: ModuleType) -> None:
+    if way == PLAIN:
+        return  # it takes all
     with pytest.raises(ValueError, match="expected 'float' but got 'double'"):
         loops.divide(np.zeros(4), np.float32(2))
     with pytest.raises(ValueError, match="contiguous"):

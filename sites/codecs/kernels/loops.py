@@ -459,8 +459,12 @@ def write_blocks(kind: int, scales: Octets, codes: Octets, out: Floats) -> None:
             first, half = block * _BLOCK, block * (_BLOCK // 2)
             count = min(_BLOCK, numel - first)
             if kind == _INT8:
-                for i in range(count):
-                    out[first + i] = from_int8(byte_at(codes, first + i)) * scale
+                if count == 128:  # a whole block: what is one is known to the compiler
+                    for i in range(128):
+                        out[first + i] = from_int8(byte_at(codes, first + i)) * scale
+                else:
+                    for i in range(count):
+                        out[first + i] = from_int8(byte_at(codes, first + i)) * scale
             elif kind == _INT4:
                 for i in range(count // 2):
                     code = byte_at(codes, half + i)
