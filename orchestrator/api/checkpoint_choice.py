@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.run_folder.home import find_run
 from isthmus.protos.checkpoint.manifest import Manifest
 from isthmus.protos.checkpoint.store import StoredCheckpoint, checkpoints_in, newest_good, opened
@@ -40,7 +40,9 @@ def named_checkpoints(choice: str, home: Path) -> tuple[str, list[StoredCheckpoi
     return f"run {folder.run_id}", found
 
 
-def newest_good_checkpoint(output: Output, choice: str, home: Path) -> tuple[str, Manifest]:
+def newest_good_checkpoint(
+    told: Callable[[str], None], choice: str, home: Path
+) -> tuple[str, Manifest]:
     """Return the folder or URL of a choice's newest good checkpoint. Tells of bad ones.
 
     Raises:
@@ -55,7 +57,7 @@ def newest_good_checkpoint(output: Output, choice: str, home: Path) -> tuple[str
             return stored.place, outcome
         if called == stored.place:
             raise BadCheckpointError(f"{stored.place} is refused: {outcome}")
-        output.note(f"refused: {outcome}")
+        told(f"refused: {outcome}")
     none_good = "no good checkpoint" if found else "no checkpoint"
     raise NoCheckpointError(f"there is {none_good} in {called}")
 

@@ -73,7 +73,7 @@ def export_command(
     output: Output, choice: str, out: Path | None, force: bool, home: Path | None
 ) -> int:
     """Write parameters and buffers of RUN's newest good checkpoint as a safetensors file."""
-    place, manifest = newest_good_checkpoint(output, choice, home_folder(home))
+    place, manifest = newest_good_checkpoint(output.note, choice, home_folder(home))
     out = out or Path(f"{manifest.run}-{checkpoint_name(manifest.step)}.safetensors")
     if out.exists() and not force:
         raise CommandError("FILE_EXISTS", f"already there: {out}", {"files": [str(out)]})

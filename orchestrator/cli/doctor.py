@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from isthmus.orchestrator.api.errors import CommandError
+from isthmus.orchestrator.api.launching import preflight_failed, shown
 from isthmus.orchestrator.cli.options import (
     FILE,
     home_option,
@@ -24,8 +24,6 @@ from isthmus.protos.failure import text_of
 from isthmus.topology.documents.light import too_quick_links
 from isthmus.topology.documents.load import split_overrides
 from isthmus.topology.spec.suggest import did_you_mean, one_of
-
-COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 
 
 @click.command("doctor")
@@ -111,30 +109,3 @@ def tell(output: Output, findings: list[Finding]) -> int:
     plain = [each.to_json() for each in findings]
     counted = "nothing to mend" if not findings else "a run would not fail on these"
     return output.result({"findings": plain}, "\n\n".join(filter(None, [text, counted])))
-
-
-def preflight_failed(findings: list[Finding], errors: list[Finding]) -> CommandError:
-    """Return the error of a run that would fail: of its `errors` it names the first, and its cure.
-
-    It carries all findings, for programs and above the message for people.
-    """
-    more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
-    at = f"{errors[0].site}: " if errors[0].site else ""
-    return CommandError(
-        "PREFLIGHT_FAILED",
-        f"{at}{errors[0].found}{more}",
-        {"findings": [each.to_json() for each in findings]},
-        details="\n\n".join(map(shown, findings)),
-        hint=errors[0].cure,
-    )
-
-
-def shown(finding: Finding) -> str:
-    """Return one finding in three lines."""
-    severity = click.style(f"{finding.severity}:", fg=COLOURS[finding.severity], bold=True)
-    at = f"{finding.site}: " if finding.site else ""
-    return (
-        f"{severity} {at}{finding.found}  [{finding.kind}]\n"
-        f"    why: {finding.why}\n"
-        f"    cure: {finding.cure}"
-    )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,10 +10,8 @@ from pathlib import Path
 
 import click
 
-from isthmus.orchestrator.api.checkpoint_choice import newest_good_checkpoint
-from isthmus.orchestrator.api.submission import submit
+from isthmus.orchestrator.api.launching import job_of_script, prepared
 from isthmus.orchestrator.cli.display import finish, progress
-from isthmus.orchestrator.cli.doctor import preflight_failed
 from isthmus.orchestrator.cli.options import (
     FILE,
     RUN_NAME,
@@ -33,21 +29,12 @@ from isthmus.orchestrator.cli.options import (
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.run_dashboard import RunDashboard, require_dashboard, run_dashboard
 from isthmus.orchestrator.client.run_reader import reading
-from isthmus.orchestrator.doctor.document_checks import (
-    light_problems,
-    placed_findings,
-    regime_problems,
-)
-from isthmus.orchestrator.doctor.examination import examined_of, quick_findings
-from isthmus.orchestrator.doctor.findings import Severity
-from isthmus.orchestrator.documents import Pair, load_pair
-from isthmus.orchestrator.exporters.libraries import exporter_problems
+from isthmus.orchestrator.documents import Pair
 from isthmus.orchestrator.interruption import INTERRUPTION
-from isthmus.orchestrator.launchers.standing import coordinator_of
-from isthmus.orchestrator.plans import as_launched, with_plan
-from isthmus.orchestrator.run_folder.home import RunChoice, RunFolder, home_folder, new_run_id
+from isthmus.orchestrator.run_folder.home import RunChoice, RunFolder, home_folder
 from isthmus.protos.control.v1 import control_pb2
-from isthmus.topology.spec.errors import ConfigError
+
+LOGS = "Print what rank 0 of the first site prints, on stderr. [on a terminal]"
 
 
 class _ScriptCommand(click.Command):
@@ -105,7 +92,7 @@ class _ScriptCommand(click.Command):
     "wants_logs",
     default=None,
     show_default=False,
-    help="Print what rank 0 of the first site prints, on stderr. [on a terminal]",
+    help=LOGS,
 )
 @click.option(
     "--dashboard",
@@ -147,41 +134,31 @@ def command(
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
     if wants_dashboard:
         require_dashboard()
-    if allow_cpu:
-        overrides = (*overrides, "allow_cpu=true")
-    resumed = None
-    if resume is not None:
-        resumed, override = _resumed(output, resume, home)
-        overrides = (*overrides, override)
-    pair = load_pair(
-        job, overrides, topology_path, arguments=arguments, to_plan=plan_path is not None
+    launch = prepared(
+        job,
+        home_folder(home),
+        output.note,
+        topology=topology_path,
+        overrides=overrides,
+        arguments=arguments,
+        coordinator=coordinator,
+        plan=plan_path,
+        resume=resume,
+        allow_cpu=allow_cpu,
+        run_id=run_id,
     )
-    if coordinator is None:
-        coordinator = coordinator_of(home_folder(home), pair.described)
-        if coordinator is not None:
-            output.note(f"submitting to what is up: coordinator {coordinator}")
-    if priority and coordinator is None:
+    if priority and launch.coordinator is None:
         raise click.UsageError("--priority: nothing waits at a coordinator that is started here")
-    _check(output, pair, home_folder(home), is_here=coordinator is None)
-    pair = _planned(output, pair, plan_path)
-    faults = _faults(pair, faults_path, seed, coordinator)
-    name = run_id or new_run_id()
+    faults = _faults(launch.pair, faults_path, seed, launch.coordinator)
     with INTERRUPTION.holding(), contextlib.ExitStack() as held:
         # It holds: whoever interrupts it is told whether there is a run.
         dashboard = (
-            held.enter_context(run_dashboard(home_folder(home), name)) if wants_dashboard else None
+            held.enter_context(run_dashboard(launch.home, launch.run_id))
+            if wants_dashboard
+            else None
         )
-        folder = submit(
-            pair,
-            home_folder(home),
-            name,
-            coordinator,
-            faults,
-            priority,
-            resumed=resumed,
-            told=output.note,
-        )
-        logs_of = _first_site(pair) if _has_logs(wants_logs) else None
+        folder = launch.submit(output.note, faults, priority)
+        logs_of = launch.first_site if _has_logs(wants_logs) else None
         try:
             if dashboard is not None:
                 _show(output, dashboard, folder)
@@ -196,52 +173,27 @@ def command(
             return output.result(data, exit_code=exit_code)
 
 
-def _resumed(output: Output, choice: str, home: Path | None) -> tuple[str, str]:
-    """Return the run of the newest good checkpoint, and the setting that goes on from it."""
-    place, manifest = newest_good_checkpoint(output, choice, home_folder(home))
-    output.note(f"resumes {manifest.run} after step {manifest.step}: {place}")
-    if manifest.missing:
-        sites = ", ".join(manifest.missing)
-        output.note(f"warning: it lacks what ranks of {sites} had of their own")
-    return manifest.run, f"checkpoint.resume={json.dumps(place)}"
+@click.command("run", cls=_ScriptCommand)
+@click.argument("script", type=FILE)
+@click.option("--sites", type=click.IntRange(1, 16), default=2, help="Sites on this machine.")
+@click.option("--ranks", type=click.IntRange(1, 128), default=1, help="Ranks of each site.")
+@click.option("--detach", is_flag=True, help="Return as soon as the run is submitted.")
+@click.option("--logs/--no-logs", "wants_logs", default=None, show_default=False, help=LOGS)
+@timeout_option(None, "Stop following after this long, as 90s; the run goes on.")
+@home_option
+@with_output
+def run(
+    output: Output, script: Path, sites: int, ranks: int, home: Path | None, **options: object
+) -> int:
+    """Train SCRIPT at several sites on this machine, without any file of YAML.
 
-
-def _check(output: Output, pair: Pair, home: Path, *, is_here: bool) -> None:
-    """Refuse what would fail the run, before anything is started.
-
-    Raises:
-        ConfigError: the documents, or the files that they name, are wrong.
-        CommandError: PREFLIGHT_FAILED; the machine cannot run it, where all is here (`is_here`).
+    ARGUMENTS are the script's. The topology and the job that are written can be launched, and
+    changed, as any other.
     """
-    problems = [*light_problems(pair), *regime_problems(pair)]
-    if is_here:
-        problems += exporter_problems(pair.job, pair.job_document, os.environ)
-    findings = quick_findings(examined_of(pair, home)) if is_here else []
-    problems += placed_findings(pair, [each for each in findings if each.path])
-    for warning in (each for each in problems if each.is_warning):
-        output.note(str(warning))
-    for each in findings:
-        if each.severity is Severity.WARNING and not each.path:
-            output.note(f"warning: {each.found}: {each.why}; {each.cure}")
-    mistakes = [each for each in problems if not each.is_warning]
-    if mistakes:
-        raise ConfigError(mistakes)
-    errors = [each for each in findings if each.severity is Severity.ERROR]
-    if errors:
-        raise preflight_failed(errors, errors)
-
-
-def _planned(output: Output, pair: Pair, path: Path | None) -> Pair:
-    """Return the documents as a plan has them.
-
-    The one given, or one made for a job that asks for it.
-    """
-    if path is not None:
-        return with_plan(pair, path)
-    pair, told = as_launched(pair)
-    if told is not None:
-        output.note(f"plan: {told}")
-    return pair
+    job = job_of_script(script, home_folder(home), sites=sites, ranks=ranks)
+    output.note(f"written: {job}, and topology.yaml beside it")
+    code: int = click.get_current_context().invoke(command, job=job, home=home, **options)
+    return code
 
 
 def _faults(
@@ -264,11 +216,6 @@ def _faults(
 
 def _has_logs(wants_logs: bool | None) -> bool:
     return sys.stderr.isatty() if wants_logs is None else wants_logs
-
-
-def _first_site(pair: Pair) -> str:
-    placed = [each.site for each in pair.job.placement]
-    return (placed or [site.name for site in pair.topology.sites])[0]
 
 
 def _show(output: Output, dashboard: RunDashboard, folder: RunFolder) -> None:

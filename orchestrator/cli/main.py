@@ -31,6 +31,7 @@ COMMANDS = {
     "up": "Start the coordinator and all agents of TOPOLOGY where they belong, and keep them.",
     "down": "End what `up` has started.",
     "launch": "Start a job at all sites and follow it; Ctrl-C detaches.",
+    "run": "Train a script at several sites on this machine, without any file of YAML.",
     "status": "Show a run, or with --all the list of runs.",
     "runs": "List, remove and prune the runs that this machine keeps.",
     "queue": "List the runs that go on or wait at a coordinator, and the sites that they have.",
@@ -58,6 +59,7 @@ COMMANDS = {
 _MODULES = {
     "run_commands": ("status", "logs", "events", "wait", "cancel"),
     "document_commands": ("validate", "plan"),
+    "launch": ("run",),
     "process_commands": ("coordinator", "agent"),
     "topology_commands": ("init", "topology"),
 }

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
 
+from isthmus.orchestrator.api.checkpoint_request import saved
 from isthmus.orchestrator.cli import log_tracebacks
 from isthmus.orchestrator.cli.options import DURATION, run_options, timeout_option
 from isthmus.orchestrator.cli.output import Output
@@ -25,14 +24,10 @@ from isthmus.orchestrator.cli.views import (
 from isthmus.orchestrator.client.coordinator_client import Client
 from isthmus.orchestrator.client.run_reader import TERMINAL, RunReader, known_run, reading
 from isthmus.orchestrator.evidence.view import formats
-from isthmus.orchestrator.interruption import INTERRUPTION
 from isthmus.orchestrator.run_folder.home import RunChoice, home_folder, run_folders
-from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 
 Item = TypeVar("Item")
-_LOOK_S = 0.2
-_RATE_S = 1.0
 
 
 @click.command("status")
@@ -192,10 +187,6 @@ def wait(output: Output, choice: RunChoice, timeout_s: float | None) -> int:
         return finish(output, run, reader)
 
 
-def _latest_step(run: control_pb2.Run) -> int:
-    return max((site.step for site in run.sites), default=0)
-
-
 @click.command("cancel")
 @run_options
 @click.option("--checkpoint", is_flag=True, help="Have all sites write a checkpoint first.")
@@ -204,71 +195,8 @@ def cancel(output: Output, choice: RunChoice, checkpoint: bool, timeout_s: float
     """Stop RUN, by default the latest, at all sites. A run that has ended stays as it is."""
     with reading(choice) as reader:
         if checkpoint:
-            output.note(saved(reader, choice, time.monotonic() + timeout_s))
+            output.note(saved(reader, home_folder(choice.home), time.monotonic() + timeout_s))
         run = reader.cancel()
     ended = run.state in TERMINAL
     text = f"{run.run_id}: {formats.outcome(run)}" if ended else f"{run.run_id}: stopping"
     return output.result(run_view(run), text)
-
-
-def saved(reader: RunReader, choice: RunChoice, deadline_s: float) -> str:
-    """Have a run write a checkpoint, and return what came of it in words.
-
-    Raises:
-        NoCheckpointError: the run keeps none.
-    """
-    from isthmus.orchestrator.api.checkpoint_choice import store_of
-    from isthmus.protos.checkpoint.requests import request_checkpoint, saved_step
-
-    run = reader.get()
-    store = store_of(run.run_id, home_folder(choice.home))
-    if run.state in TERMINAL:
-        return "the run has ended"
-    before = _latest_step(run)
-    time.sleep(_RATE_S)
-    run = reader.get()
-    latest = _latest_step(run)
-    if latest == 0:
-        return "no checkpoint: the run has taken no step, as far as is known"
-    times_s = [site.latest[metrics.STEP_S] for site in run.sites if metrics.STEP_S in site.latest]
-    if latest > before:
-        times_s.append(_RATE_S / (latest - before))  # one step's time says little of short ones
-    shortest_s = min(times_s, default=0.0)
-    try:
-        step = _answered(deadline_s, lambda: request_checkpoint(store, latest, shortest_s))
-        while time.monotonic() < deadline_s:
-            found = _answered(deadline_s, lambda: saved_step(store, step, latest))
-            if found is not None:
-                return f"checkpoint of step {found} in {store}"
-            if reader.get().state in TERMINAL:
-                return "the run has ended"
-            INTERRUPTION.check()
-            time.sleep(_LOOK_S)
-    except TimeoutError:
-        return f"warning: no checkpoint: {store} does not answer"
-    return f"warning: no checkpoint of step {step} in time"
-
-
-def _answered(deadline_s: float, call: Callable[[], Item]) -> Item:
-    """Return what a store answers, which may hang: its thread is left behind then.
-
-    Raises:
-        TimeoutError: it has not answered by the deadline.
-        OSError: it refuses.
-    """
-    answers: queue.Queue[Item | OSError] = queue.Queue()
-
-    def ask() -> None:
-        try:
-            answers.put(call())
-        except OSError as error:
-            answers.put(error)
-
-    threading.Thread(target=ask, name="store", daemon=True).start()
-    try:
-        answer = INTERRUPTION.next_of(answers, deadline_s - time.monotonic())
-    except queue.Empty as error:
-        raise TimeoutError from error
-    if isinstance(answer, OSError):
-        raise answer
-    return answer

@@ -6,14 +6,14 @@ import time
 
 import click
 
+from isthmus.orchestrator.api.checkpoint_request import saved
 from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.options import json_option, run_options, timeout_option
 from isthmus.orchestrator.cli.output import Output
-from isthmus.orchestrator.cli.run_commands import saved
 from isthmus.orchestrator.cli.views import run_view
 from isthmus.orchestrator.client.run_reader import TERMINAL, reading
 from isthmus.orchestrator.evidence.view import formats
-from isthmus.orchestrator.run_folder.home import RunChoice
+from isthmus.orchestrator.run_folder.home import RunChoice, home_folder
 from isthmus.protos.control.v1 import control_pb2
 
 site_argument = click.argument("site", metavar="SITE")
@@ -37,7 +37,7 @@ def drop(output: Output, choice: RunChoice, site: str, checkpoint: bool, timeout
     """
     with reading(choice) as reader:
         if checkpoint:
-            output.note(saved(reader, choice, time.monotonic() + timeout_s))
+            output.note(saved(reader, home_folder(choice.home), time.monotonic() + timeout_s))
         run = reader.drop_site(site)
     return _told(output, run, f"goes on without {site}", f"site {site} was not dropped")
 

@@ -13,8 +13,10 @@ from isthmus.orchestrator.evidence.report.bench_page import bench_article
 from isthmus.orchestrator.evidence.report.html import Markup, element, join
 from isthmus.orchestrator.evidence.report.html import facts as fact_list
 from isthmus.orchestrator.evidence.report.run_facts import RunFacts
-from isthmus.orchestrator.evidence.report.run_page import comparison, run_article
+from isthmus.orchestrator.evidence.report.run_page import comparison, opening, run_article
 
+FRAME_PX = 420
+"""Height of a report's first screen in a notebook."""
 _HERE = Path(__file__).resolve().parent
 
 
@@ -46,6 +48,18 @@ def page(runs: Sequence[RunFacts], benches: Sequence[Bench], build: str) -> str:
         element("footer", f"Written by isthmus {build}. This file is complete: it loads nothing."),
         element("script", Markup(_script())),
     )
+    return _document(title, body)
+
+
+def first_screen(run: RunFacts) -> str:
+    """Return what a run's report begins with, in a frame of its own, for notebooks."""
+    title = wording.labels([run])[0]
+    text = _document(title, element("main", element("article", opening(run))))
+    style = f"width:100%;height:{FRAME_PX}px;border:0"
+    return str(element("iframe", srcdoc=text, style=style, title=title))
+
+
+def _document(title: str, body: Markup) -> str:
     head = element(
         "head",
         element("meta", charset="utf-8"),

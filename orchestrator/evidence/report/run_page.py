@@ -60,25 +60,9 @@ _COLOURS = 6
 
 def run_article(facts: RunFacts, prefix: str, level: str = "h2") -> Markup:
     """Return everything about one run. `prefix` makes its ids unique on the page."""
-    modelled = facts.plan is not None and facts.plan.compute == "modelled"
     return element(
         "article",
-        element(level, wording.title(facts)),
-        element(
-            "p",
-            element(
-                "span",
-                facts.state,
-                class_=f"state {wording.STATE_CLASSES.get(facts.state, '')}".strip(),
-            ),
-            f" · run {facts.run_id} · {wording.began(facts)}",
-            " · compute is modelled, communication is real" if modelled else None,
-            class_="meta",
-        ),
-        _reason(facts),
-        _verdict(facts),
-        tiles(headline) if (headline := wording.headline(facts)) else None,
-        join(*(missing(f"Not shown: {gap}.") for gap in facts.gaps)),
+        opening(facts, level),
         _over_time(facts),
         _happened(facts),
         _split(
@@ -95,6 +79,29 @@ def run_article(facts: RunFacts, prefix: str, level: str = "h2") -> Markup:
         _plan(facts),
         _machines(facts),
         id=prefix,
+    )
+
+
+def opening(facts: RunFacts, level: str = "h2") -> Markup:
+    """Return what comes first of a run: how it is, why, and its headline's figures."""
+    modelled = facts.plan is not None and facts.plan.compute == "modelled"
+    return join(
+        element(level, wording.title(facts)),
+        element(
+            "p",
+            element(
+                "span",
+                facts.state,
+                class_=f"state {wording.STATE_CLASSES.get(facts.state, '')}".strip(),
+            ),
+            f" · run {facts.run_id} · {wording.began(facts)}",
+            " · compute is modelled, communication is real" if modelled else None,
+            class_="meta",
+        ),
+        _reason(facts),
+        _verdict(facts),
+        tiles(headline) if (headline := wording.headline(facts)) else None,
+        join(*(missing(f"Not shown: {gap}.") for gap in facts.gaps)),
     )
 
 
