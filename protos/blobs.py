@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import IO, Final
 
 from isthmus.protos.control.v1.control_pb2 import BlobPart
 from isthmus.protos.errors import CorruptDataError, NotFoundError, RemoteProtocolError
-from isthmus.protos.limits import BLOB_PART_BYTES
+from isthmus.protos.limits import BLOB_PART_BYTES, CARRIED_BYTES
 
 STORE_BYTES: Final = 4 << 30
 """Limit on what a machine keeps for later runs; what goes on is kept beyond it."""
@@ -25,12 +26,13 @@ class Blobs:
     """A store of contents in a folder. Processes may share it."""
 
     def __init__(self, folder: Path) -> None:
-        """Touch nothing yet."""
-        self._folder = folder
+        """Touch nothing yet. What one sender sends goes to an instance of its own."""
+        self.folder = folder
+        self._sender = secrets.token_hex(4)
 
     def path(self, digest: str) -> Path:
         """Return where a content lies, if it is there."""
-        return self._folder / digest[:2] / digest
+        return self.folder / digest[:2] / digest
 
     def missing(self, digests: Iterable[str]) -> list[str]:
         """Return the digests whose contents are not there, each once; use the others."""
@@ -53,7 +55,7 @@ class Blobs:
             content = self.path(digest).read_bytes()
             self._require(digest, hashlib.sha256(content).hexdigest())
             return content
-        raise NotFoundError(f"{self._folder} has no content {digest}")
+        raise NotFoundError(f"{self.folder} has no content {digest}")
 
     def parts(self, digests: Iterable[str]) -> Iterator[BlobPart]:
         """Yield contents in parts, one content after the other."""
@@ -61,7 +63,7 @@ class Blobs:
             try:
                 file = self.path(digest).open("rb")
             except FileNotFoundError:
-                raise NotFoundError(f"{self._folder} has no content {digest}") from None
+                raise NotFoundError(f"{self.folder} has no content {digest}") from None
             with file:
                 yield from parts_of(digest, file)
 
@@ -85,10 +87,10 @@ class Blobs:
         digest = part.digest.hex()
         path = self.path(digest)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        scratch = path.with_name(f"{digest}.{os.getpid()}.part")
-        if not part.offset:
-            scratch.unlink(missing_ok=True)
-        with scratch.open("ab") as file:
+        scratch = path.with_name(f"{digest}.{self._sender}.part")
+        with scratch.open("ab" if part.offset else "wb") as file:
+            if file.tell() != part.offset or part.offset + len(part.data) > CARRIED_BYTES:
+                raise RemoteProtocolError(f"a part of {digest} at {part.offset} has no place")
             file.write(part.data)
         if not part.is_last:
             return None
@@ -105,14 +107,14 @@ class Blobs:
         try:
             shutil.copyfile(self.path(digest), to)
         except FileNotFoundError:
-            raise NotFoundError(f"{self._folder} has no content {digest}") from None
+            raise NotFoundError(f"{self.folder} has no content {digest}") from None
         with to.open("rb") as file:
             self._require(digest, hashlib.file_digest(file, "sha256").hexdigest())
 
     def keep_within(self, limit_bytes: int, used: Collection[str]) -> None:
         """Remove what was used least recently until the rest fits; never what is in `used`."""
         found = []
-        for path in self._folder.glob("??/*"):
+        for path in self.folder.glob("??/*"):
             with contextlib.suppress(FileNotFoundError):
                 stat = path.stat()
                 found.append((path.name in used, stat.st_mtime, stat.st_size, path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -66,6 +67,9 @@ class JobCode:
         try:
             limits = {} if self.message.is_carried else {"limit_bytes": HERE_BYTES}
             self.packed = pack(root, _outputs(pair, home), **limits)
+        except OSError:
+            if self.message.is_carried:
+                raise
         except ConfigError as error:
             if self.message.is_carried:
                 at = ("working_folder",) if job.working_folder else ("entrypoint",)
@@ -87,7 +91,8 @@ class JobCode:
         texts.put(self.packed.folder.to_bytes())
         for file in self.packed.folder.files:
             if file.num_bytes <= TEXT_BYTES and texts.missing([file.digest]):
-                texts.put((self.packed.root / file.path).read_bytes())
+                with contextlib.suppress(FileNotFoundError):  # it has gone meanwhile
+                    texts.put((self.packed.root / file.path).read_bytes())
         texts.keep_within(KEPT_BYTES, ())
         folder.remember_code(self.message.digest, self.message.source)
 

@@ -539,7 +539,9 @@ class Control:
     def carried_by_runs(self) -> set[str]:
         """Return the folders that runs carry which go on or wait."""
         going = {run_id for run_id, run in self._runs.items() if not run.has_ended}
-        codes = [self._journal.view(each).about["code"] for each in going | self._queue.run_ids]
+        codes = [
+            self._journal.view(each).about.get("code", {}) for each in going | self._queue.run_ids
+        ]
         return {code["digest"] for code in codes if code.get("is_carried")}
 
     def submit(self, submission: Submission) -> None:

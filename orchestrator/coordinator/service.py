@@ -189,8 +189,9 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     ) -> control_pb2.PutBlobsResponse:
         """Keep contents; those that came as a whole stay when the call breaks."""
         async with _answering(context), self._streaming():
+            blobs = Blobs(self._control.blobs.folder)
             async for part in request_iterator:
-                await asyncio.to_thread(self._control.blobs.take, part)
+                await asyncio.to_thread(blobs.take, part)
         return control_pb2.PutBlobsResponse()
 
     async def GetBlobs(

@@ -54,7 +54,7 @@ def test_a_run_that_failed_raises_what_broke_first(files: Path, home: Path) -> N
 
 
 def test_mistakes_and_absent_coordinators_are_errors(files: Path, home: Path) -> None:
-    with pytest.raises(isthmus.ConfigError, match="trainer.steps: error: want at least 1"):
+    with pytest.raises(isthmus.ConfigError, match="want at least 1, got -1"):
         isthmus.launch(files / "job.yaml", settings={"trainer.steps": -1}, home=home)
     with pytest.raises(isthmus.ConfigError, match="there is no such script"):
         isthmus.launch("nowhere.py", home=home)

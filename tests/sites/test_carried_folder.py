@@ -183,6 +183,8 @@ def test_a_content_that_is_not_its_digests_is_refused(tmp_path: Path) -> None:
         store.take(BlobPart(digest=bytes.fromhex(EMPTY), data=b"x", is_last=True))
     with pytest.raises(RemoteProtocolError):
         store.take(BlobPart(digest=b"../../x", data=b"x", is_last=True))
+    with pytest.raises(RemoteProtocolError):
+        store.take(BlobPart(digest=bytes.fromhex(EMPTY), offset=3, data=b"x", is_last=True))
     digest = store.put(b"text")
     store.path(digest).write_bytes(b"damaged")
     with pytest.raises(CorruptDataError):
