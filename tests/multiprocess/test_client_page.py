@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -49,10 +50,17 @@ def test_the_blocks_of_the_page_run(run: Bench) -> None:
     up = run.isthmus("up", str(served / "topology.yaml"), "--json").check()
     address = up.envelope["data"]["coordinator"]
     text = "\n".join(blocks).replace("coordinator.example:7443", address)
-    (run.folder / "blocks.py").write_text(f"import os\nos.chdir({str(run.folder)!r})\n{text}")
-    done = run.start(module="blocks", python=sys.executable)
-    out, err = done.communicate(timeout=500)
-    assert done.returncode == 0, f"{out}\n{err}\n{run.logs()}"
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        cwd=run.folder,
+        env={**run.processes.env, "ISTHMUS_HOME": str(run.home)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    out = done.stdout
+    assert done.returncode == 0, f"{out}\n{done.stderr}\n{run.logs()}"
     lines = out.splitlines()
     assert any(line.startswith("SUCCEEDED 3 ") for line in lines), out
     assert {"site-1 ENDED 3", "site-2 ENDED 3", "the last words", "CANCELLED"} <= set(lines), out
