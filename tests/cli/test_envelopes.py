@@ -120,6 +120,7 @@ CASES = [
     error("plan", "{job}", "--out", "{files}/job.yaml/below", code="FILE_ERROR"),
     Case("launch", ("{files}/job.yaml", "--run-id", "r1", *AT)),
     error("launch", "{files}/absent.yaml", code="INVALID_CONFIG"),
+    error("run", "{files}/absent.py", code="INVALID_CONFIG"),
     error("launch", "{files}/job.yaml", "--set", "trainer.stepps=1", code="INVALID_CONFIG"),
     error("launch", "{files}/job.yaml", "--coordinator", NOWHERE, code="COORDINATOR_UNREACHABLE"),
     error("launch", "{files}/job.yaml", "--coordinator", "192.0.2.1:1", code="INSECURE_ADDRESS"),
@@ -265,7 +266,18 @@ def test_every_command_is_among_the_cases_with_success_and_error() -> None:
     # What is up has to be taken down: tests/multiprocess/test_up.py.
     # Sites leave and come where there is a run: tests/multiprocess/test_returning_site.py.
     # A dashboard serves until it is stopped: tests/multiprocess/test_dashboard.py.
-    elsewhere = {"coordinator", "agent", "bench", "dashboard", "probe", "up", "down", "sites"}
+    # A script that brings no topology trains here: tests/multiprocess/test_client_page.py.
+    elsewhere = {
+        "coordinator",
+        "agent",
+        "bench",
+        "dashboard",
+        "probe",
+        "up",
+        "down",
+        "sites",
+        "run",
+    }
     assert {case.command for case in CASES if case.code is None} == set(COMMANDS) - elsewhere
     assert {case.command for case in CASES if case.code} == set(COMMANDS)
 

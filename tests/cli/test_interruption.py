@@ -124,7 +124,7 @@ def test_a_signal_at_any_moment_of_a_launch(isthmus: Isthmus, files: Path, home:
             assert f"isthmus cancel {scripted.submitted[0].run_id}" in done.err, told
 
 
-@pytest.mark.parametrize("after", ["api.submission._submit_to", "cli.launch.submit"])
+@pytest.mark.parametrize("after", ["api.submission._submit_to", "api.launching.submit"])
 def test_a_signal_just_after_a_run_was_submitted(
     isthmus: Isthmus, files: Path, home: Path, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:

@@ -64,7 +64,6 @@ def test_what_is_submitted_can_be_loaded_anywhere(
     (request,) = scripted.submitted
     assert request.code.is_carried
     assert request.code.num_files == 2
-    request.code.is_carried = False  # for its contents have gone
     spec = submission_of(request).spec
     assert spec.job.entrypoint == str(files / "train.py")
     assert spec.job.trainer.data.files == (str(files / "*.txt"),)

@@ -34,7 +34,11 @@ def spec_of_texts(job: str, topology: str, overrides: Sequence[str] = ()) -> Run
 
 
 def submission_of(request: control_pb2.SubmitRequest) -> Submission:
-    """Return what a coordinator of the request's own topology decides."""
-    text = request.topology
+    """Return what a coordinator of the request's own topology decides, that was given no files."""
+    own_request, text = (
+        control_pb2.SubmitRequest.FromString(request.SerializeToString()),
+        request.topology,
+    )
+    own_request.code.is_carried = False
     own = load_topology(text.text, text.source, text.overrides)
-    return decided(request, topology_hash(own), {}, Blobs(Path("/nowhere")))
+    return decided(own_request, topology_hash(own), {}, Blobs(Path("/nowhere")))

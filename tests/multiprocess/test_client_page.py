@@ -69,6 +69,16 @@ def test_the_blocks_of_the_page_run(run: Bench) -> None:
 
 
 @pytest.mark.exhaustive
+def test_a_script_runs_without_yaml(run: Bench) -> None:
+    script = run.folder / "train.py"
+    script.write_text(SCRIPT)
+    done = run.isthmus("run", str(script), "--sites", "3", "--json", "--", "--steps", "5").check()
+    assert [site["step"] for site in done.envelope["data"]["sites"]] == [5, 5, 5]
+    job = run.isthmus("events", "--json").check().envelope["data"]["events"][0]["detail"]
+    assert run.isthmus("validate", job["job_source"]).check().code == 0
+
+
+@pytest.mark.exhaustive
 def test_the_notebook_runs(run: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
