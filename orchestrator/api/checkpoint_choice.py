@@ -41,7 +41,7 @@ def named_checkpoints(choice: str, home: Path) -> tuple[str, list[StoredCheckpoi
 
 
 def newest_good_checkpoint(
-    told: Callable[[str], None], choice: str, home: Path
+    told: Callable[[str], object], choice: str, home: Path
 ) -> tuple[str, Manifest]:
     """Return the folder or URL of a choice's newest good checkpoint. Tells of bad ones.
 

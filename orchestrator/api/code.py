@@ -31,7 +31,7 @@ KEPT_BYTES = 64 << 20
 KEPT = "code"
 """Folder of HOME for them."""
 
-Told = Callable[[str], None]
+Told = Callable[[str], object]
 
 
 class JobCode:

@@ -29,7 +29,7 @@ from isthmus.orchestrator.plans import as_launched, with_plan
 from isthmus.orchestrator.run_folder.home import RunFolder, new_run_id
 from isthmus.topology.spec.errors import ConfigError
 
-Told = Callable[[str], None]
+Told = Callable[[str], object]
 SCRIPTS = "scripts"
 """Folder of HOME with the documents that were written for scripts without any."""
 COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}

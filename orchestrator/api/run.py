@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,8 +182,6 @@ class Run:
 
     def events(self, *, follow: bool = False) -> Iterator[Event]:
         """Yield what has happened to the run; with `follow` until it has ended."""
-        import json
-
         with reading(self._choice) as reader:
             for event in reader.events(follow=follow):
                 yield Event(
@@ -326,7 +326,7 @@ def launch(
     run_id: str | None = None,
     priority: int = 0,
     home: str | Path | None = None,
-    told: Any = print,  # noqa: ANN401 - any function of a line
+    told: Callable[[str], object] = print,
 ) -> Run:
     """Start a job at all sites, and return the run, which goes on by itself.
 
@@ -351,8 +351,6 @@ def launch(
         ConfigError: a document, or a file that it names, is wrong; with line and column.
         IsthmusError: the machine cannot run it, or the coordinator refuses or does not answer.
     """
-    import json
-
     place, path = _home(home), Path(job)
     if path.suffix not in SUFFIXES:
         path = job_of_script(path, place, sites=sites, ranks=ranks)
@@ -402,8 +400,6 @@ def plan(job: str | Path, *, topology: str | Path | None = None) -> Plan:
 
 
 def _home(given: str | Path | None) -> Path:
-    import os
-
     given = given or os.environ.get("ISTHMUS_HOME")
     return home_folder(None if given is None else Path(given))
 

@@ -44,7 +44,7 @@ def submit(
     faults: Sequence[str] = (),
     priority: int = 0,
     resumed: str | None = None,
-    told: Callable[[str], None] = lambda _: None,
+    told: Callable[[str], object] = lambda _: None,
 ) -> RunFolder:
     """Submit to the coordinator, or to one started for this run; return the run's folder here.
 
@@ -68,8 +68,9 @@ def submit(
     protect(pair.described, pair.topology_path)
     passed_on(pair, os.environ)
     code = JobCode(pair, home, run_id, is_remote=coordinator is not None, resumed=resumed)
-    for line in _code_lines(code.message):
-        told(line)
+    if code.message.changes or resumed is not None:
+        for line in _code_lines(code.message):
+            told(line)
     folder, is_new = claim_run_folder(home, run_id, pair.job_document.written)
     if not is_new:
         wait_launched(folder)
@@ -145,7 +146,7 @@ def _submit_to(
     run_id: str,
     code: JobCode,
     priority: int = 0,
-    told: Callable[[str], None] = lambda _: None,
+    told: Callable[[str], object] = lambda _: None,
 ) -> str:
     """Send what was asked for, and beside it what a plan decided.
 

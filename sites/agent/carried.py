@@ -33,7 +33,8 @@ async def fetch(blobs: Blobs, spec: RunSpec, get: Get, told: Told) -> None:
     Raises:
         SiteError: nothing comes for GIVE_UP_S, or what comes is not valid.
     """
-    came_s, loop = time.monotonic(), asyncio.get_running_loop()
+    begun_s = came_s = time.monotonic()
+    loop, num_fetched = asyncio.get_running_loop(), 0
     while missing := await asyncio.to_thread(missing_of, blobs, spec):
         total = _num_bytes(blobs, spec, missing)
         done, next_s = 0, 0.0
@@ -43,6 +44,7 @@ async def fetch(blobs: Blobs, spec: RunSpec, get: Get, told: Told) -> None:
                     limit.reschedule(loop.time() + GIVE_UP_S)
                     await asyncio.to_thread(blobs.take, part)
                     came_s, done = time.monotonic(), done + len(part.data)
+                    num_fetched += part.is_last
                     if came_s >= next_s:
                         told(WHAT, done, total)
                         next_s = came_s + TOLD_S
@@ -55,6 +57,8 @@ async def fetch(blobs: Blobs, spec: RunSpec, get: Get, told: Told) -> None:
                 raise SiteError(error.code, f"the job's folder: {error}") from error
             log.info("%s: %s: trying again", WHAT, error)
             await asyncio.sleep(AGAIN_S)
+    if num_fetched:
+        log.info("%s: %d files in %.2f s", WHAT, num_fetched, time.monotonic() - begun_s)
 
 
 def _num_bytes(blobs: Blobs, spec: RunSpec, missing: Sequence[str]) -> int:
