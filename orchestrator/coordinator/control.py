@@ -49,7 +49,7 @@ from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.hashing import topology_hash
 from isthmus.topology.spec.lanes import AgentMachine
 from isthmus.topology.spec.timeouts import Timeouts
-from isthmus.topology.spec.world import GATEWAY_PORTS, Topology
+from isthmus.topology.spec.world import Topology
 
 TICK_S = 0.05
 CHECK_S = 1.0
@@ -59,8 +59,7 @@ REFUSALS = 100
 """Calls of strangers that are written down: they must not fill the disk."""
 CARRIED = "carried"
 """Folder in the state folder for contents that are carried to sites."""
-_MAX_PORT = 65535 - (GATEWAY_PORTS - 1)
-"""A gateway's first port; its others are the next ones."""
+_MAX_PORT = 65535
 LISTED_RUNS = 200
 """The newest: their views fit into one message."""
 
@@ -442,8 +441,7 @@ class Control:
                 gateways = message.prepared.endpoints
                 if (port := max((each.port for each in gateways), default=0)) > _MAX_PORT:
                     raise RemoteProtocolError(
-                        f"site {site}: a gateway at port {port}, and its frames at the next one: "
-                        f"want at most {_MAX_PORT}"
+                        f"site {site}: a gateway at port {port}: want at most {_MAX_PORT}"
                     )
                 endpoints = (
                     run_events.Endpoint(site, each.gateway, each.host, each.port)

@@ -46,7 +46,7 @@ from isthmus.topology.models.topology_model import is_loopback
 from isthmus.topology.spec.errors import Problem
 from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.machine_facts import Wanted
-from isthmus.topology.spec.world import GATEWAY_PORTS, Site, Topology
+from isthmus.topology.spec.world import Site, Topology
 
 _T = TypeVar("_T")
 ANSWER_S = 60.0
@@ -383,7 +383,7 @@ def _listen(examiner: Examiner, site: Site) -> list[int]:
         NoAnswerError: as of `Examiner.listen`.
     """
     given, ports = site.listening.ports, list[int]()
-    for _ in range(1 if given is None else GATEWAY_PORTS * site.gateways_per_node):
+    for _ in range(1 if given is None else site.gateways_per_node):
         port = examiner.listen(site.bound, given, ANSWER_S)
         if isinstance(port, str):
             break

@@ -141,7 +141,7 @@ error large-packets-lost: from {source} to {target}: {error}
   sudo sysctl -w net.ipv4.tcp_mtu_probing=1, or sudo ip link set dev DEVICE mtu 1400
 error unreachable: from {source} ({source_address}) to {target} ({target_address}), port {port}: \
 {error}
-  its gateways dial the other's, each on {ports} ports {chosen}
+  its gateways dial the other's, each on a port {chosen}
   at {target}: sudo iptables -I INPUT -p tcp -s {source_address} -d {target_address} -j ACCEPT; \
 at {source}: ip route get {target_address} from {source_address}
 error script-syntax: the entrypoint {script}: {error}

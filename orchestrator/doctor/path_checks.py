@@ -15,7 +15,7 @@ from isthmus.orchestrator.doctor.kinds import finding
 from isthmus.orchestrator.doctor.machine_checks import Machine
 from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.units import format_duration, format_size
-from isthmus.topology.spec.world import GATEWAY_PORTS, Link, PortRange, Topology
+from isthmus.topology.spec.world import Link, PortRange, Topology
 from isthmus.topology.trees.channels import FLOWS_MAX
 
 SEND_SHARE = 0.75
@@ -165,7 +165,7 @@ def connection_findings(tried: Tried) -> Iterator[Finding]:
     if "came back" in tried.error:
         yield finding("large-packets-lost", tried.source, **facts)
         return
-    facts |= {"ports": GATEWAY_PORTS, "chosen": "that the system chooses"}
+    facts["chosen"] = "that the system chooses"
     if tried.ports is not None:
         facts["chosen"] = f"of {tried.ports.first}-{tried.ports.last}"
     yield finding("unreachable", tried.source, **facts)

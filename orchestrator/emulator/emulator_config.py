@@ -15,7 +15,7 @@ from isthmus.topology.faults.script import KINDS, Change
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_fields import read_json, to_json
 from isthmus.topology.spec.tcp_constants import MTU_BYTES
-from isthmus.topology.spec.world import GATEWAY_PORTS, CrossTraffic, Topology
+from isthmus.topology.spec.world import CrossTraffic, Topology
 
 MAX_SITES = 64
 """Limit on the packet emulator's sites, whose addresses share one network."""
@@ -36,8 +36,7 @@ Message = TypeVar("Message")
 class RelayEndpoint:
     """The address at which site `source` reaches gateway number `gateway` of site `target`.
 
-    In a configuration: the listening address. In the relay's answer: the address to dial instead,
-    with as many ports in the same order.
+    In a configuration: the listening address. In the relay's answer: the address to dial instead.
     """
 
     source: str
@@ -45,19 +44,10 @@ class RelayEndpoint:
     gateway: int
     host: str
     port: int
-    """First of its consecutive ports."""
-    num_ports: int = 1
-    """Number of consecutive ports."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port <= MAX_PORT:
             raise ConfigError(f"port: want 1 to {MAX_PORT}, got {self.port}")
-        most = MAX_PORT - self.port + 1
-        if not 0 < self.num_ports <= most:
-            raise ConfigError(
-                f"num_ports: want 1 to {most}, as port {self.port} is the first; "
-                f"got {self.num_ports}"
-            )
         if self.gateway < 0:
             raise ConfigError(f"gateway: want 0 or more, got {self.gateway}")
 
@@ -236,13 +226,8 @@ def netns_config(topology: Topology, seed: int, folder: Path) -> NetnsConfig:
     )
 
 
-def dialled(
-    topology: Topology, listening: Iterable[Endpoint], num_ports: int = GATEWAY_PORTS
-) -> tuple[RelayEndpoint, ...]:
-    """Return an endpoint per dialled gateway and site that is linked with it.
-
-    `num_ports` is the number of ports of each; 1 for a server that is no gateway of ours.
-    """
+def dialled(topology: Topology, listening: Iterable[Endpoint]) -> tuple[RelayEndpoint, ...]:
+    """Return an endpoint per dialled gateway and site that is linked with it."""
     return tuple(
         RelayEndpoint(
             source=site.name,
@@ -250,7 +235,6 @@ def dialled(
             gateway=gateway.gateway,
             host=gateway.host,
             port=gateway.port,
-            num_ports=num_ports,
         )
         for gateway in listening
         for site in topology.sites

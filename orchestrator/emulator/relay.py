@@ -1,7 +1,4 @@
-"""The relay: one listening port per source site and port of another site's gateway.
-
-A gateway's consecutive ports have consecutive ports at the relay, in the same order, so a peer that
-knows the first finds the others.
+"""The relay: one listening port per source site and gateway of another site.
 
 It is used in a process's own event loop, `async with Relay(config) as relay`, or as a child
 process, `python -m isthmus.orchestrator.emulator.relay`. The child reads one line of JSON
@@ -20,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
 import logging
 import random
@@ -33,7 +29,6 @@ from typing import Any
 
 from isthmus.orchestrator.emulator.emulator_config import (
     MAX_ENDPOINTS,
-    MAX_PORT,
     RelayConfig,
     RelayEndpoint,
     Up,
@@ -51,13 +46,9 @@ from isthmus.orchestrator.emulator.relay_connection import Address, Connection, 
 from isthmus.protos.failure import text_of
 from isthmus.topology.faults.script import Change
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.world import GATEWAY_PORTS
 
 MAX_CONNECTIONS = 1024
 """Limit on connections, more than sites ever open; further ones are closed at once."""
-NEIGHBOUR_TRIES = 64
-"""Attempts to find consecutive free ports. The system chooses the first, so more than a few are
-only needed if hardly any port is free."""
 _LOG = logging.getLogger("relay")
 
 
@@ -75,7 +66,7 @@ class Relay:
             for shape in config.links
         }
         self._listeners: list[tuple[RelayEndpoint, Listener]] = []
-        """Listeners, each with the gateway it forwards to; one per port."""
+        """Listeners, each with the gateway it forwards to."""
         self._connections: set[Connection] = set()
         self.endpoints: tuple[RelayEndpoint, ...] = ()
         """Addresses to dial, in the order of the configuration; empty before entering."""
@@ -136,8 +127,8 @@ class Relay:
         endpoints_here = []
         try:
             for endpoint in endpoints:
-                listeners, port = self._listen(endpoint)
-                opened += [(endpoint, listener) for listener in listeners]
+                listener, port = self._listen(endpoint)
+                opened.append((endpoint, listener))
                 endpoints_here.append(replace(endpoint, host=self._config.bind_host, port=port))
         except BaseException:
             _close_all(opened)
@@ -167,44 +158,25 @@ class Relay:
                     else:
                         connection.half_open(change.source)
 
-    def _listen(self, endpoint: RelayEndpoint) -> tuple[list[Listener], int]:
-        """Open a listener for each port of a gateway, and return the port of the first."""
-        for _ in range(NEIGHBOUR_TRIES):
-            if (opened := self._open_neighbours(endpoint)) is not None:
-                return opened
-        raise ConfigError(
-            f"bind_host: {self._config.bind_host}: no {endpoint.num_ports} ports next to each "
-            f"other were free in {NEIGHBOUR_TRIES} tries"
-        )
-
-    def _open_neighbours(self, endpoint: RelayEndpoint) -> tuple[list[Listener], int] | None:
-        """Make one attempt of `_listen`; None: one of the further ports is taken."""
-        gateway_family, gateway = _resolve(endpoint.host, endpoint.port)
+    def _listen(self, endpoint: RelayEndpoint) -> tuple[Listener, int]:
+        """Open a listener for a gateway, and return it with its port."""
+        gateway = _resolve(endpoint.host, endpoint.port)
         family, address = _resolve(self._config.bind_host, 0)
         there = self._links[endpoint.source, endpoint.target]
         back = self._links[endpoint.target, endpoint.source]
-        listeners: list[Listener] = []
-        first = 0  # the system chooses
-        with contextlib.ExitStack() as closing:
-            for index in range(endpoint.num_ports):
-                if first + index > MAX_PORT:
-                    return None
-                dialled = gateway_family, _with_port(gateway, endpoint.port + index)
-                accepted = functools.partial(self._accepted, dialled, there, back)
-                try:
-                    listener = Listener(family, there, back, accepted)
-                    closing.callback(listener.close)
-                    port = listener.open(_with_port(address, first + index))
-                except OSError as error:
-                    if index > 0 and error.errno == errno.EADDRINUSE:
-                        return None
-                    raise ConfigError(
-                        f"bind_host: {self._config.bind_host}: {error.strerror}"
-                    ) from error
-                first = first or port
-                listeners.append(listener)
-            closing.pop_all()
-        return listeners, first
+        accepted = functools.partial(self._accepted, gateway, there, back)
+        try:
+            listener = Listener(family, there, back, accepted)
+        except OSError as error:
+            raise self._unbound(error) from error
+        try:
+            return listener, listener.open(address)
+        except OSError as error:
+            listener.close()
+            raise self._unbound(error) from error
+
+    def _unbound(self, error: OSError) -> ConfigError:
+        return ConfigError(f"bind_host: {self._config.bind_host}: {error.strerror}")
 
     def _accepted(
         self, gateway: Address, there: SharedLink, back: SharedLink, dialler: socket.socket
@@ -256,13 +228,7 @@ def _resolve(host: str, port: int) -> Address:
     return family, address
 
 
-def _with_port(address: tuple[object, ...], port: int) -> tuple[object, ...]:
-    """Return a socket's address, of IPv4 or IPv6, with another port."""
-    host, _, *rest = address
-    return host, port, *rest
-
-
-_MAX_DESCRIPTORS = 2 * MAX_CONNECTIONS + GATEWAY_PORTS * MAX_ENDPOINTS
+_MAX_DESCRIPTORS = 2 * MAX_CONNECTIONS + MAX_ENDPOINTS
 """Two per connection, plus the listeners of the largest number of gateways."""
 
 

@@ -112,7 +112,7 @@ class Standing:
         else:
             config = RelayConfig(
                 links=shapes_of(wanted.topology),
-                endpoints=dialled(wanted.topology, wanted.served, num_ports=1),
+                endpoints=dialled(wanted.topology, wanted.served),
                 seed=wanted.seed,
             )
         deadline_s = asyncio.get_running_loop().time() + START_S

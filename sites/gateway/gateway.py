@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import logging
@@ -9,7 +10,8 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,10 +24,11 @@ from isthmus.protos.usable_cores import usable_cores
 from isthmus.sites.codecs.codec import Floats
 from isthmus.sites.gateway.agent_port import Resume, Settle
 from isthmus.sites.gateway.config import GatewayConfig, GatewayId
-from isthmus.sites.gateway.links.peer_links import Link, Opinion, PeerLinks, side_by_side
+from isthmus.sites.gateway.links.peer_links import Link, Opinion, PeerLinks
 from isthmus.sites.gateway.links.peer_server import ExchangeServer
 from isthmus.sites.gateway.links.send_queue import link_values
 from isthmus.sites.gateway.links.transport import Peer
+from isthmus.sites.gateway.links.wire_loop import WireLoop
 from isthmus.sites.gateway.ranks.rank_server import LocalServer
 from isthmus.sites.gateway.ranks.stall_watch import StallWatch
 from isthmus.sites.gateway.reduction.epochs import Gift
@@ -47,6 +50,7 @@ from isthmus.topology.spec.run_spec import CodedPlan
 _log = logging.getLogger(__name__)
 
 _METRICS_EVERY_S: Final = 0.5
+_END_S: Final = 5.0
 _FAREWELL_S: Final = 2.0
 """Time allowed to tell peers that this gateway ends."""
 _LAST_WORDS_S: Final = 0.25
@@ -77,6 +81,12 @@ class EndingGateway:
         self._finished = threading.Event()
         """Set once this site is done: a peer that ends afterwards is no failure."""
         self._ended = threading.Event()
+        self._wire: WireLoop | None = None
+        self._work: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Start the event loop."""
+        self._wire = WireLoop.acquire()
 
     def wait_ended(self, timeout_s: float) -> bool:
         """Wait for a failure or `stop`; return False after `timeout_s` without either."""
@@ -103,6 +113,43 @@ class EndingGateway:
         _log.error("%s: %s", failure.code, failure.message)
         self._ended.set()
 
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run work on the event loop, from any thread; its error ends the gateway."""
+        if self._wire is None:
+            work.close()
+            return
+        self._wire.call(functools.partial(self._create, work))
+
+    def _create(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=work.__qualname__)
+        self._work.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._work.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, IsthmusError | OSError):
+            _log.error("%s ended", task.get_name(), exc_info=error)
+        self.fail(failure_of(error, self._config.site))
+
+    def _end_work(self) -> None:
+        """Cancel all that `_begin` has begun, and wait for its end. Not on the event loop."""
+        if self._wire is not None:
+            wait([self._wire.run(self._cancel())], _END_S)
+
+    async def _cancel(self) -> None:
+        tasks = list(self._work)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _release(self) -> None:
+        """Stop the event loop. Idempotent."""
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            WireLoop.release()
+
 
 class Gateway(EndingGateway):
     """Reduces the buckets of its ranks. `start`, `connect`, then `wait_ended` and `close`."""
@@ -122,11 +169,9 @@ class Gateway(EndingGateway):
         self._server = ExchangeServer(config, self)
         rates = bytes_per_s_to(config)
         self._state = StateServer(Path(config.state_folder), self._server.site_of, rates)
-        self._server.add(self._state.register)
-        for name, handler, read in self._state.methods:
-            self._server.carry(name, handler, read)
-        self._fetch: StateFetch | None = None
-        """Fetches the others' training state while this site rejoins; else None."""
+        self._server.methods.update(self._state.methods)
+        self._fetches = False
+        """Fetches the others' training state, or has: this site rejoins."""
         self._has_state = False
         """This site rejoins, and its ranks were told that the state is there."""
         self._links = PeerLinks(
@@ -142,8 +187,9 @@ class Gateway(EndingGateway):
         """Tells this process's totals of links from those of one before or after it."""
         self._left: SiteLeftError | None = None
         """Set once this site leaves a run that goes on: the error that its ranks get."""
-        self._connecting: threading.Thread | None = None
-        self._preparing = threading.Lock()
+        self._has_peers = False
+        """The agent has told the peers' addresses."""
+        self._preparing = asyncio.Lock()
         """Held while links for a new plan are opened. Otherwise a second change would rely on links
         that the first is still opening and may close again."""
 
@@ -152,6 +198,7 @@ class Gateway(EndingGateway):
         self._pool.start()
         self._local.start()
         address = self._server.start()
+        super().start()
         self._write({"op": "listening", "host": address.host, "port": address.port})
 
     def connect(self, peers: tuple[Peer, ...], sites: Collection[str] | None = None) -> None:
@@ -167,18 +214,16 @@ class Gateway(EndingGateway):
             LocalProtocolError: a gateway is missing from `peers`.
         """
         self._links.meet(peers, sites)
-        if self._connecting is not None:
+        if self._has_peers:
             return
+        self._has_peers = True
         config = self._config
         links = self._links.add(
             site
             for site in config.plan.neighbours(config.site_index)
             if sites is None or config.sites[site] in sites
         )
-        self._connecting = threading.Thread(
-            target=self._open_links, args=(list(links.values()),), name="connect", daemon=True
-        )
-        self._connecting.start()
+        self._begin(self._open_links(list(links.values())))
 
     def settle(self, command: Settle) -> None:
         """Hold new rounds, stop all chunks if asked, and report progress to the agent.
@@ -189,12 +234,7 @@ class Gateway(EndingGateway):
         if command.reduction is None:
             self._settle(command.epoch, stops=command.stops)
         else:
-            threading.Thread(
-                target=self._settle_for,
-                args=(command.epoch, command.reduction),
-                name="settle",
-                daemon=True,
-            ).start()
+            self._begin(self._settle_for(command.epoch, command.reduction))
 
     def _settle(self, epoch: int, *, stops: bool) -> None:
         if stops:
@@ -204,16 +244,16 @@ class Gateway(EndingGateway):
             self._links.drop_before(epoch)  # frames queued meanwhile
         self._tell_settled(epoch, settled)
 
-    def _settle_for(self, epoch: int, reduction: CodedPlan) -> None:
+    async def _settle_for(self, epoch: int, reduction: CodedPlan) -> None:
         """Open the links of a new plan, then pause and report; or report why that failed."""
         why = fixed = ""
         try:
-            with self._preparing:
+            async with self._preparing:
                 dataclasses.replace(self._config, plan=reduction.plan, codecs=reduction.codecs)
                 fixed = self._local.encoding.problem_with(reduction.plan, reduction.codecs)
-                why = fixed or self._connect(reduction.plan)
+                why = fixed or await self._connect(reduction.plan)
             if not why:
-                self._settle(epoch, stops=False)
+                await asyncio.to_thread(self._settle, epoch, stops=False)
         except ConfigError as error:
             why = error.problems[0].message
         except IsthmusError as error:
@@ -222,10 +262,10 @@ class Gateway(EndingGateway):
             settled = Settled(self._executor.round, (), {})
             self._tell_settled(epoch, settled, why, codecs_fixed=bool(fixed))
 
-    def _connect(self, plan: ReductionPlan) -> str:
+    async def _connect(self, plan: ReductionPlan) -> str:
         """Open the links that `plan` needs and that do not exist; return why it failed, or ""."""
         added = self._links.add(plan.neighbours(self._config.site_index))
-        failures = self._links.open(added.values(), _OPEN_SHARE * self._config.peer_lost_s)
+        failures = await self._links.open(added.values(), _OPEN_SHARE * self._config.peer_lost_s)
         if failures:
             self._links.drop(added)
             return failures[0].message
@@ -283,8 +323,9 @@ class Gateway(EndingGateway):
         )
         follows = config.site in command.follows
         if follows and config.site in command.enters:
-            if self._fetch is None:
-                self._take_state(announced)
+            if not self._fetches:
+                self._fetches = True
+                self._begin(self._take_state(announced))
         else:  # Ranks must know the members before any round can begin.
             self._local.tell_members(announced)
         executor = self._executor
@@ -297,15 +338,13 @@ class Gateway(EndingGateway):
             executor.resume(*ruling, gifts)
             begun = executor.round
         self._links.drop_sites(lambda site: site not in members and not executor.needs(site))
-        threading.Thread(
-            target=self._open_more, args=(list(added.values()),), name="open", daemon=True
-        ).start()
+        self._begin(self._open_more(list(added.values())))
         _log.info("epoch %d, from round %d on", command.epoch, command.from_round)
         if begun is not None:
             self._tell_resumed(command.epoch, begun)
 
-    def _take_state(self, members: Members) -> None:
-        """Fetch the training state for a rejoin in the background, then tell the ranks."""
+    async def _take_state(self, members: Members) -> None:
+        """Fetch the training state for a rejoin, then tell the ranks."""
         config = self._config
         donors = [
             donor(config, peer, functools.partial(self._links.peer, at))
@@ -313,45 +352,32 @@ class Gateway(EndingGateway):
             if peer.site in members.sites and peer.site != config.site
         ]
         timeout_s = 2 * config.peer_lost_s
-        fetch = self._fetch = StateFetch(
-            donors, members.epoch, Path(members.state), timeout_s=timeout_s
-        )
-
-        def take() -> None:
-            begun_s = time.monotonic()
-            try:
-                if config.fetches_state:
-                    remove_states(Path(config.state_folder), but=Path(members.state))
-                    fetch.run()
-                else:
-                    fetch.wait_for_other()
-            except (IsthmusError, OSError) as error:
-                self.fail(failure_of(error, config.site))
-                return
-            except Exception as error:  # noqa: BLE001 - a thread's root: ends the gateway
-                _log.exception("the training state of the other sites could not be fetched")
-                self.fail(failure_of(error, config.site))
-                return
-            values = {
-                STATE_BYTES: float(fetch.fetched_bytes),
-                FETCH_S: time.monotonic() - begun_s,
-                AGAIN: float(fetch.num_again),
-            }
-            _log.info("fetched the training state of the other sites: %s", values)
-            self._write({"op": "metric", "kind": ENTRY, "rank": -1, "step": -1, "values": values})
-            self._local.tell_members(members)
-            if self._stalls is not None:
-                with self._watching:
-                    self._stalls.begin_anew(time.monotonic())
-            self._has_state = True
-
-        threading.Thread(target=take, name="take-state", daemon=True).start()
+        fetch = StateFetch(donors, members.epoch, Path(members.state), timeout_s=timeout_s)
+        begun_s = time.monotonic()
+        if config.fetches_state:
+            await asyncio.to_thread(
+                remove_states, Path(config.state_folder), but=Path(members.state)
+            )
+            await fetch.run()
+        else:
+            await fetch.wait_for_other()
+        values = {
+            STATE_BYTES: float(fetch.fetched_bytes),
+            FETCH_S: time.monotonic() - begun_s,
+            AGAIN: float(fetch.num_again),
+        }
+        _log.info("fetched the training state of the other sites: %s", values)
+        self._write({"op": "metric", "kind": ENTRY, "rank": -1, "step": -1, "values": values})
+        await asyncio.to_thread(self._local.tell_members, members)
+        if self._stalls is not None:
+            with self._watching:
+                self._stalls.begin_anew(time.monotonic())
+        self._has_state = True
 
     def close(self) -> None:
-        """Say goodbye to ranks, peers and agent, and end every thread. Idempotent."""
+        """Say goodbye to ranks, peers and agent, and end all work. Idempotent."""
         self._ended.set()
-        if self._fetch is not None:
-            self._fetch.close()
+        self._end_work()
         farewell = self.failure
         if self._left is not None:
             self._local.fail_all(failure_of(self._left, self._config.site))
@@ -367,14 +393,14 @@ class Gateway(EndingGateway):
             self._local.fail_all(farewell)
         else:
             self._drain()
-        links = self._links.all.values()
-        side_by_side([functools.partial(link.leave, farewell, _FAREWELL_S) for link in links])
+        self._links.leave(farewell, _FAREWELL_S)
         self._report_links()
         self._executor.close()
         self._links.close()
         self._server.close()
         self._pool.close()
         self._local.close()
+        self._release()
 
     # ---------------------------------------------------------------- what others report
 
@@ -451,13 +477,13 @@ class Gateway(EndingGateway):
         with self._lock:
             is_first, self._left = self._left is None, why
 
-        def tell() -> None:
-            self._executor.wait_complete()
+        async def tell() -> None:
+            await asyncio.to_thread(self._executor.wait_complete)
             self._finished.set()
             self._write({"op": "left"})
 
         if is_first:
-            threading.Thread(target=tell, name="leave", daemon=True).start()
+            self._begin(tell())
 
     def _tell_resumed(self, epoch: int, round_: int, behind: int = 0) -> None:
         self._write({"op": "resumed", "epoch": epoch, "round": round_, "behind": behind})
@@ -465,9 +491,7 @@ class Gateway(EndingGateway):
     def keep_residuals(self, rank: int, path: Path) -> None:
         """Copy the residuals of a rank's shards; write the copy in the background."""
         residual = self._executor.residuals_of(rank)
-        threading.Thread(
-            target=self._write_residuals, args=(path, residual), name="residuals", daemon=True
-        ).start()
+        self._begin(asyncio.to_thread(self._write_residuals, path, residual))
 
     def restore_residuals(self, path: Path) -> None:
         """Load residuals from a checkpoint's file."""
@@ -496,13 +520,14 @@ class Gateway(EndingGateway):
             if not link.drain(deadline_s):
                 _log.warning("%s has not acknowledged everything", link.peer)
 
-    def _open_links(self, links: list[Link]) -> None:
+    async def _open_links(self, links: list[Link]) -> None:
         """Greet all peers; then report the links' traffic until the gateway ends."""
-        self._open_more(links)
+        await self._open_more(links)
         if self._ended.is_set():
             return
         self._write({"op": "connected"})
-        while not self._ended.wait(_METRICS_EVERY_S):
+        while not self._ended.is_set():
+            await asyncio.sleep(_METRICS_EVERY_S)
             self._report_links()
             self._report_stalls()
 
@@ -537,8 +562,8 @@ class Gateway(EndingGateway):
             }
         )
 
-    def _open_more(self, links: list[Link]) -> None:
-        for failure in self._links.open(links):
+    async def _open_more(self, links: list[Link]) -> None:
+        for failure in await self._links.open(links):
             self.fail(failure)
 
     def _tell_opinion(self, site: int, opinion: Opinion | None) -> None:

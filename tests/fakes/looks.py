@@ -1,4 +1,4 @@
-"""What happens while somebody waits for a link to end."""
+"""Waits of a link, of which each may have something happen."""
 
 from __future__ import annotations
 
@@ -8,28 +8,16 @@ from isthmus.sites.gateway.links.send_queue import Outbox
 
 
 class Looks:
-    """Stands for the event that ends a link.
+    """Stands where `asyncio` does: something happens in each sleep, and the last ends the link."""
 
-    Does something whenever somebody waits, and in the end ends it.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, outbox: Outbox) -> None:
         self.turns: list[Callable[[], object]] = []
         self.waited_s: list[float] = []
+        self._outbox = outbox
 
-    def wait(self, timeout_s: float) -> bool:
-        self.waited_s.append(timeout_s)
-        if not self.turns:
-            return True
-        self.turns.pop(0)()
-        return False
-
-    def is_set(self) -> bool:
-        return False
-
-
-def outbox_with(looks: Looks, *, rtt_s: float) -> Outbox:
-    """Return a link's outbox whose end is waited for with `looks`."""
-    outbox = Outbox(1 << 25, rtt_s)
-    outbox.closed = looks  # type: ignore[assignment]
-    return outbox
+    async def sleep(self, seconds: float) -> None:
+        self.waited_s.append(seconds)
+        if self.turns:
+            self.turns.pop(0)()
+        else:
+            self._outbox.close()

@@ -6,10 +6,10 @@ import importlib
 import pkgutil
 
 from isthmus import protos
-from isthmus.sites.gateway.links.transport import PULL_METHOD, PUSH_METHOD
+from isthmus.sites.gateway.links.transport import PUSH_METHOD, REVERSE_METHOD
 from isthmus.sites.gateway.probing.probe_server import FLOOD_METHOD
 
-FRAME_METHODS = frozenset({PUSH_METHOD, PULL_METHOD, FLOOD_METHOD})
+FRAME_METHODS = frozenset({PUSH_METHOD, REVERSE_METHOD, FLOOD_METHOD})
 """They carry bytes, and stand in no .proto file."""
 
 

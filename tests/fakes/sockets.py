@@ -1,12 +1,9 @@
-"""TCP sockets of tests: ports next to each other, and both ends of a connection."""
+"""TCP sockets of tests, and both ends of a connection."""
 
-import contextlib
 import ctypes
-import errno
 import os
 import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,29 +18,6 @@ def receive(end: socket.socket, num_bytes: int) -> bytes:
         assert piece, "the connection ended early"
         data += piece
     return bytes(data)
-
-
-@contextlib.contextmanager
-def neighbours(host: str = "127.0.0.1", num_ports: int = 2) -> Iterator[tuple[socket.socket, ...]]:
-    """Give sockets that listen on ports next to each other, the lowest one first."""
-    for _ in range(100):
-        with contextlib.ExitStack() as stack:
-            found = [stack.enter_context(socket.create_server((host, 0)))]
-            first = found[0].getsockname()[1]
-            try:
-                found.extend(
-                    stack.enter_context(socket.create_server((host, port)))
-                    for port in range(first + 1, first + num_ports)
-                )
-            except OverflowError:  # the first is the last there is
-                continue
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-                continue
-            yield tuple(found)
-            return
-    raise AssertionError("no ports next to each other are free")
 
 
 def round_trip_s(near: socket.socket, far: socket.socket) -> float:

@@ -10,22 +10,20 @@ import threading
 import time
 from typing import Self
 
-from tests.fakes.sockets import neighbours
-
 _READ_BYTES = 1 << 16
 _JOIN_S = 10.0
+_FIRST_BYTES = 1 << 10
 _NO_LINGER = struct.pack("ii", 1, 0)
 """Closing such a socket sends a reset."""
 
 
 class TcpProxy:
-    """Forwards connections to a local port, or to some next to each other, one thread for all."""
+    """Forwards connections to a local port, one thread for all."""
 
     def __init__(
         self,
         target_port: int,
         *,
-        num_ports: int = 1,
         cut_after_bytes: int | None = None,
         damage: bytes | None = None,
         accept_after_s: float = 0.0,
@@ -34,8 +32,6 @@ class TcpProxy:
 
         Args:
             target_port: on 127.0.0.1.
-            num_ports: which the target has next to each other, and the proxy as well: its
-                `port + 1` leads to the port after `target_port`.
             cut_after_bytes: each connection is reset after so many bytes to the target.
             damage: wherever these bytes pass to the target, the first bit of them is flipped.
             accept_after_s: what has come of a connection is passed on so late, as if the target
@@ -47,13 +43,15 @@ class TcpProxy:
         self._cut_after_bytes = cut_after_bytes
         self._damage = damage
         self._swallowing = False
-        self._is_half_open = False
+        self._said: dict[socket.socket, bytes] = {}
+        """What each client has said first."""
+        self._half_open: tuple[bytes, bool] | None = None
+        """What clients say whose connections are to be half open, and whether later ones are."""
         self._dead: set[socket.socket] = set()
         self._injected = b""
-        self._open = contextlib.ExitStack()
-        listeners = self._open.enter_context(neighbours(num_ports=num_ports))
-        self._targets = {each: target_port + index for index, each in enumerate(listeners)}
-        self.port = int(listeners[0].getsockname()[1])
+        self._target_port = target_port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
         self._wake, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._partner: dict[socket.socket, socket.socket] = {}
@@ -62,8 +60,7 @@ class TcpProxy:
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
 
     def __enter__(self) -> Self:
-        for listener in self._targets:
-            self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._thread.start()
         return self
@@ -77,12 +74,12 @@ class TcpProxy:
         """From now on everything is read and nothing passed on: silence without an error."""
         self._swallowing = True
 
-    def half_open(self, *, later_ones: bool = False) -> None:
-        """On the last port, swallow what comes from clients on each connection that there is.
+    def half_open(self, saying: bytes = b"", *, later_ones: bool = False) -> None:
+        """Swallow what comes from clients that have said this first, on connections that there are.
 
         With `later_ones` on all others, too, that come.
         """
-        self._is_half_open = later_ones
+        self._half_open = saying, later_ones
         self._waker.send(b"h")
 
     def reset(self) -> None:
@@ -108,22 +105,20 @@ class TcpProxy:
                         case b"i":
                             self._inject()
                         case b"h":
-                            self._dead |= {each for each in self._partner if self._is_last(each)}
+                            self._dead |= {each for each in self._partner if self._is_meant(each)}
                         case _:
                             self._drop_all()
-                elif source in self._targets:
-                    self._accept(source)
+                elif source is self._listener:
+                    self._accept()
                 elif source in self._partner:
                     self._forward(source)
 
-    def _accept(self, listener: socket.socket) -> None:
-        client, _ = listener.accept()
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
         self.num_accepted += 1
         time.sleep(self._accept_after_s)
         try:
-            target = socket.create_connection(
-                ("127.0.0.1", self._targets[listener]), timeout=_JOIN_S
-            )
+            target = socket.create_connection(("127.0.0.1", self._target_port), timeout=_JOIN_S)
         except OSError:
             client.close()
             return
@@ -134,13 +129,12 @@ class TcpProxy:
             one.settimeout(_JOIN_S)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             self._selector.register(one, selectors.EVENT_READ)
-        if self._is_half_open and self._is_last(client):
-            self._dead |= {client, target}
+        self._said[client] = b""
 
-    def _is_last(self, end: socket.socket) -> bool:
-        """Whether an end's connection leads to the target's last port."""
-        target = self._partner[end] if self._is_client[end] else end
-        return bool(target.getpeername()[1] == max(self._targets.values()))
+    def _is_meant(self, end: socket.socket) -> bool:
+        """Whether an end's connection is one that is to be half open."""
+        client = end if self._is_client[end] else self._partner[end]
+        return self._half_open is not None and self._half_open[0] in self._said[client]
 
     def _forward(self, source: socket.socket) -> None:
         target = self._partner[source]
@@ -149,6 +143,10 @@ class TcpProxy:
             if not data:
                 self._drop(source)
                 return
+            if self._is_client[source] and len(self._said[source]) < _FIRST_BYTES:
+                self._said[source] += data
+                if self._half_open is not None and self._half_open[1] and self._is_meant(source):
+                    self._dead |= {source, target}
             if self._swallowing or source in self._dead:
                 return
             if self._is_client[source] and self._damage is not None:
@@ -175,6 +173,7 @@ class TcpProxy:
             self._selector.unregister(end)
             del self._partner[end], self._is_client[end], self._passed_bytes[end]
             self._dead.discard(end)
+            self._said.pop(end, None)
             end.close()
 
     def _drop_all(self) -> None:
@@ -185,5 +184,5 @@ class TcpProxy:
     def _end(self) -> None:
         self._drop_all()
         self._selector.close()
-        self._open.close()
+        self._listener.close()
         self._wake.close()

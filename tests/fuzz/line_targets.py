@@ -165,9 +165,7 @@ _SHAPES = (
     LinkShape(source="ash", target="birch", bytes_per_s=1e6, delay_s=0.01),
     LinkShape(source="birch", target="ash", bytes_per_s=1e6, delay_s=0.01, jitter_s=0.001),
 )
-_ENDPOINT = RelayEndpoint(
-    source="ash", target="birch", gateway=0, host="127.0.0.1", port=4000, num_ports=2
-)
+_ENDPOINT = RelayEndpoint(source="ash", target="birch", gateway=0, host="127.0.0.1", port=4000)
 
 
 def _relay_samples() -> list[bytes]:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from isthmus.orchestrator.certificates import (
@@ -28,7 +27,7 @@ from isthmus.orchestrator.coordinator.journal import Journal
 from isthmus.orchestrator.coordinator.sessions import Session
 from isthmus.protos.control.v1 import control_pb2 as pb
 from isthmus.protos.errors import IsthmusError
-from isthmus.protos.exchange.v1.exchange_pb2 import HelloRequest, LeaveRequest
+from isthmus.protos.exchange.v1.exchange_pb2 import End, HelloRequest, LeaveRequest
 from isthmus.protos.join_tokens import BadTokenError, JoinToken
 from isthmus.protos.revocation import RevocationError, RevocationList
 from isthmus.protos.versions import (
@@ -37,11 +36,15 @@ from isthmus.protos.versions import (
     EXCHANGE_PROTOCOL_MAX,
     EXCHANGE_PROTOCOL_MIN,
 )
+from isthmus.sites.gateway.links.frame_calls import CallError
 from isthmus.sites.gateway.links.peer_server import ExchangeServer
+from isthmus.sites.gateway.links.reversed_calls import unwrapped
+from isthmus.sites.gateway.links.transport import HELLO_METHOD, LEAVE_METHOD
 from isthmus.topology.documents.load import load_topology
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.hashing import topology_hash
 from tests.fakes.gateway_sites import GATHER_2, gateway_config
+from tests.fakes.told_calls import ToldCall
 from tests.fakes.worlds import JOB, topology_text
 from tests.fuzz.target import KIB, MIB, Target
 
@@ -180,30 +183,23 @@ class _Nobody:
         return lambda *_: None
 
 
-def _carried(method: str) -> Callable[[bytes], None]:
-    server = ExchangeServer(gateway_config(Path("/nowhere"), GATHER_2, 0), _Nobody())
-
-    def take(data: bytes) -> None:
-        asyncio.run(server.answer((1, 0), method, data))
-
-    return take
-
-
 def _take_exchange_hello(data: bytes) -> None:
     hello = HelloRequest.FromString(data)
     hello.run_id, hello.generation, hello.config_hash = "run-1", 1, "a" * 64
-    _carried("Hello")(hello.SerializeToString())
+    server = ExchangeServer(gateway_config(Path("/nowhere"), GATHER_2, 0), _Nobody())
+    asyncio.run(server.methods[HELLO_METHOD](ToldCall(hello.SerializeToString())))
 
 
 def _take_leave(data: bytes) -> None:
     leave = LeaveRequest.FromString(data)
+    server = ExchangeServer(gateway_config(Path("/nowhere"), GATHER_2, 0), _Nobody())
+    leave.session = server.session_of((1, 0))
+    asyncio.run(server.methods[LEAVE_METHOD](ToldCall(leave.SerializeToString())))
 
-    async def take() -> None:
-        server = ExchangeServer(gateway_config(Path("/nowhere"), GATHER_2, 0), _Nobody())
-        leave.session = server._session_of((1, 0))
-        await server.answer((1, 0), "Leave", leave.SerializeToString())
 
-    asyncio.run(take())
+def _reversed_samples() -> list[bytes]:
+    ends = [End(), End(status=5, details="no state of epoch 7 is here")]
+    return [b"\0answer", *(b"\1" + each.SerializeToString() for each in ends)]
 
 
 def _exchange_hello() -> HelloRequest:
@@ -274,16 +270,23 @@ MESSAGE_TARGETS = (
     Target(
         name="exchange-hello",
         decode=_take_exchange_hello,
-        refusals=(DecodeError, grpc.RpcError),
+        refusals=(DecodeError, IsthmusError),
         samples=lambda: [_exchange_hello().SerializeToString()],
         most_bytes=lambda data: 512 * KIB + 64 * len(data),
     ),
     Target(
         name="exchange-leave",
         decode=_take_leave,
-        refusals=(DecodeError, grpc.RpcError),
+        refusals=(DecodeError, IsthmusError),
         samples=_leaves,
         most_bytes=lambda data: 512 * KIB + 64 * len(data),
+    ),
+    Target(
+        name="reversed-message",
+        decode=lambda data: unwrapped(memoryview(data)),
+        refusals=(CallError,),
+        samples=_reversed_samples,
+        most_bytes=lambda data: 64 * KIB + 64 * len(data),
     ),
     Target(
         name="join-token",

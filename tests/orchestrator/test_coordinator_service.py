@@ -280,10 +280,10 @@ def test_a_gateway_at_the_last_port_has_none_for_frames_and_is_refused(tmp_path:
         async with coordinating(tmp_path) as bench:
             a, _ = await bench.join("a", "b")
             await bench.submit()
-            await a.prepare(port=65535)
+            await a.prepare(port=65536)
             code, why = await a.end_of_session()
             assert code == grpc.StatusCode.INVALID_ARGUMENT
-            assert "site a: a gateway at port 65535" in why
+            assert "site a: a gateway at port 65536: want at most 65535" in why
 
     run_scenario(scenario())
 

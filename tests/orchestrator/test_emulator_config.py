@@ -111,14 +111,6 @@ def test_another_line_is_not_taken_for_where_it_listens(wrong: bytes) -> None:
         (line(links=[THERE]), r"endpoints\.0: there is no link from us to eu"),
         (line(endpoints=[{**GATEWAY, "port": 0}]), r"endpoints\.0\.port: want 1 to 65535"),
         (line(endpoints=[{**GATEWAY, "port": 9.5}]), r"endpoints\.0\.port: want int"),
-        (
-            line(endpoints=[{**GATEWAY, "num_ports": 0}]),
-            r"endpoints\.0\.num_ports: want 1 to 65527",
-        ),
-        (
-            line(endpoints=[{**GATEWAY, "port": 65535, "num_ports": 2}]),
-            r"endpoints\.0\.num_ports: want 1 to 1, as port 65535 is the first; got 2",
-        ),
         (line(endpoints=[{**GATEWAY, "host": None}]), r"endpoints\.0\.host: want str"),
         (line(endpoints=[{**GATEWAY, "gateway": -1}]), r"endpoints\.0\.gateway: want 0 or more"),
         (line(endpoints=[GATEWAY] * 4097), "endpoints: 4097, at most 4096"),
@@ -165,7 +157,7 @@ def test_a_topology_gives_half_its_rtt_each_way() -> None:
     assert shape.loss == 0.02
 
 
-def test_a_gateway_is_dialled_on_both_of_its_ports_and_another_server_on_one() -> None:
+def test_a_gateway_that_listens_is_dialled() -> None:
     described = benches.a_topology()
     site = described.sites[0].name
     listening = [
@@ -173,10 +165,7 @@ def test_a_gateway_is_dialled_on_both_of_its_ports_and_another_server_on_one() -
         run_events.Endpoint(site, 1, "", 0),
     ]
     made = dialled(described, listening)
-    assert {(each.target, each.gateway, each.port, each.num_ports) for each in made} == {
-        (site, 0, 4000, 2)
-    }
-    assert {each.num_ports for each in dialled(described, listening, num_ports=1)} == {1}
+    assert {(each.target, each.gateway, each.port) for each in made} == {(site, 0, 4000)}
 
 
 LINK = {"source": "eu", "target": "us", "bytes_per_s": 1e6, "delay_s": 0.01}

@@ -56,7 +56,6 @@ def test_it_says_where_it_listens_then_counts_and_ends_with_its_stdin() -> None:
         "gateway": 1,
         "host": "127.0.0.1",
         "port": 0,
-        "num_ports": 1,
     }
     names = ("sent_bytes", "delivered_bytes", "dropped_packets", "lost_packets", "queued_bytes")
     idle = dict.fromkeys(names, 0)

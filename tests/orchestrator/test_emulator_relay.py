@@ -8,13 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from isthmus.orchestrator.emulator import relay as relay_module
-from isthmus.orchestrator.emulator.emulator_config import RelayConfig
-from isthmus.orchestrator.emulator.relay import NEIGHBOUR_TRIES, Relay
-from isthmus.orchestrator.emulator.relay_connection import Listener
+from isthmus.orchestrator.emulator.relay import Relay
 from isthmus.topology.spec.errors import ConfigError
 from tests.fakes.relay_worlds import Pair, config, run, seconds, world
-from tests.fakes.sockets import neighbours
 from tests.fakes.waiting import until
 
 ABORT = struct.pack("ii", 1, 0)
@@ -196,102 +192,6 @@ def test_it_leads_to_a_gateway_that_was_started_since() -> None:
             for each in (writer, there):
                 each.close()
             later.close()
-
-    run(test())
-
-
-def with_ports(port: int, num_ports: int, bind_host: str = "127.0.0.1") -> RelayConfig:
-    """Return a relay's, to a gateway that listens on several ports next to each other."""
-    made = config(port)
-    [gateway] = made.endpoints
-    return replace(made, endpoints=(replace(gateway, num_ports=num_ports),), bind_host=bind_host)
-
-
-async def hears(gateway: socket.socket, host: str, port: int) -> bool:
-    """Return whether the relay's port leads to this gateway's."""
-    _, dialler = await asyncio.open_connection(host, port)
-    gateway.setblocking(False)
-    accepted, _ = await asyncio.get_running_loop().sock_accept(gateway)
-    reader, there = await asyncio.open_connection(sock=accepted)
-    message = f"to {port}".encode()
-    dialler.write(message)
-    try:
-        return await reader.readexactly(len(message)) == message
-    finally:
-        for each in (dialler, there):
-            each.close()
-
-
-def test_each_port_of_a_gateway_is_led_to_in_order_and_all_of_them_anew() -> None:
-    async def test() -> None:
-        with neighbours() as first, neighbours() as anew:
-            async with Relay(with_ports(first[0].getsockname()[1], 2)) as relay:
-                [before] = relay.endpoints
-                assert before.num_ports == 2
-                for index, gateway in enumerate(first):
-                    assert await hears(gateway, before.host, before.port + index)
-                [asked] = with_ports(anew[0].getsockname()[1], 2).endpoints
-                [now] = relay.lead([asked])
-                assert now.num_ports == 2
-                for index, gateway in enumerate(anew):
-                    assert await hears(gateway, now.host, now.port + index)
-                    with pytest.raises(ConnectionRefusedError):
-                        await asyncio.open_connection(before.host, before.port + index)
-
-    run(test())
-
-
-class ChosenListener(Listener):
-    """Listens on the next of `chosen` where it is left to the system to choose a port."""
-
-    chosen: list[int]
-
-    def open(self, address: tuple[object, ...]) -> int:
-        host, port = address
-        if port == 0 and self.chosen:
-            port = self.chosen.pop(0)
-        return super().open((host, port))
-
-
-def test_a_port_whose_neighbour_is_taken_or_does_not_exist_is_let_go(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    host = "127.0.9.1"
-
-    async def test() -> None:
-        with neighbours(host) as (below, taken), socket.create_server(("127.0.0.1", 0)) as gateway:
-            port = below.getsockname()[1]
-            assert taken.getsockname()[1] == port + 1
-            below.close()
-            monkeypatch.setattr(ChosenListener, "chosen", [port, 65535], raising=False)
-            monkeypatch.setattr(relay_module, "Listener", ChosenListener)
-            async with Relay(with_ports(gateway.getsockname()[1], 2, host)) as relay:
-                assert ChosenListener.chosen == []
-                [endpoint] = relay.endpoints
-                assert endpoint.port not in {port, port + 1, 65535}
-                assert await hears(gateway, endpoint.host, endpoint.port)
-                for let_go in (port, 65535):
-                    socket.create_server((host, let_go)).close()
-
-    run(test())
-
-
-def test_where_no_ports_next_to_each_other_are_free_it_says_so_in_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    host = "127.0.9.2"
-
-    async def test() -> None:
-        with neighbours(host) as (below, _):
-            port = below.getsockname()[1]
-            below.close()
-            chosen = [port] * NEIGHBOUR_TRIES
-            monkeypatch.setattr(ChosenListener, "chosen", chosen, raising=False)
-            monkeypatch.setattr(relay_module, "Listener", ChosenListener)
-            with pytest.raises(ConfigError, match="no 2 ports next to each other were free"):
-                await Relay(with_ports(9, 2, host)).__aenter__()
-            assert chosen == []
-            socket.create_server((host, port)).close()
 
     run(test())
 

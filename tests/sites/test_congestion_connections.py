@@ -197,6 +197,7 @@ def growing(
         outbox,
         PeerWatch(config, PEER, outbox),
         config=config,
+        soon=lambda _call: None,
         set_up=lambda _connection: None,
         on_failure=lambda _error: None,
         on_broken=lambda: None,
@@ -526,7 +527,7 @@ def test_a_link_is_looked_at_until_it_is_over(
 
     monkeypatch.setattr(connections, "_LOOK_S", 0.0)
     monkeypatch.setattr(growth, "_look", look)
-    growth.run()
+    asyncio.run(growth.run())
     assert len(looks) == 3
 
 

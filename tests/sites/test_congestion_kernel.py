@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import struct
@@ -23,16 +24,11 @@ from isthmus.sites.gateway.links.congestion.kernel import (
     use_pauses,
 )
 from isthmus.sites.gateway.links.send_queue import Outbox
-from tests.fakes.looks import Looks, outbox_with
+from tests.fakes.looks import Looks
 
 KEY = ChunkKey(0, 0, 0, 0, Kind.CONTRIBUTION)
 UNPACED = 2**64 - 1
 ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
-
-
-@pytest.fixture
-def looks() -> Looks:
-    return Looks()
 
 
 def nothing() -> None:
@@ -163,8 +159,15 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def far_outbox(looks: Looks) -> Outbox:
-    return outbox_with(looks, rtt_s=0.08)
+def far_outbox() -> Outbox:
+    return Outbox(1 << 25, 0.08)
+
+
+@pytest.fixture
+def looks(far_outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> Looks:
+    made = Looks(far_outbox)
+    monkeypatch.setattr(kernel, "asyncio", made)
+    return made
 
 
 def test_pauses_are_used_and_only_pauses(
@@ -180,7 +183,7 @@ def test_pauses_are_used_and_only_pauses(
         far_outbox.acknowledge(KEY, 1, 0.0)
 
     looks.turns = [nothing, send, nothing, arrive]
-    use_pauses(tuple, far_outbox, 0.08)
+    asyncio.run(use_pauses(tuple, far_outbox, 0.08))
     assert begun == [0.08, 0.08]
     assert max(looks.waited_s) < 2.5, "of BBR's ten seconds, and its third version's five"
     assert min(looks.waited_s) > 0.05
@@ -190,5 +193,5 @@ def test_a_measured_round_trip_counts_more_than_the_configured(
     begun: list[float], far_outbox: Outbox, looks: Looks
 ) -> None:
     looks.turns = [lambda: far_outbox.note_round_trip(0.05, is_idle=True)]
-    use_pauses(tuple, far_outbox, 0.08)
+    asyncio.run(use_pauses(tuple, far_outbox, 0.08))
     assert begun == [0.05]

@@ -14,7 +14,7 @@ import pytest
 from isthmus.orchestrator.emulator.site_namespaces import netns_problem
 from isthmus.protos.security import InsecureAddressError
 from isthmus.sites.interfaces import address_of
-from isthmus.topology.spec.world import GATEWAY_PORTS, PortRange
+from isthmus.topology.spec.world import PortRange
 from tests.fakes.certified import certify, speak_tls
 from tests.fakes.gateway_sites import (
     GATHER_2,
@@ -25,7 +25,6 @@ from tests.fakes.gateway_sites import (
     leave,
     reduce_once,
 )
-from tests.fakes.sockets import neighbours
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
@@ -69,69 +68,33 @@ def test_an_interface_gives_the_address(tmp_path: Path) -> None:
 
 def test_ports_are_of_the_range_and_run_out(tmp_path: Path, free_ports: PortRange) -> None:
     told = reduced_between(tmp_path, ports=free_ports)
-    assert sorted(port for _, port in told) == [free_ports.first, free_ports.last - 1]
+    assert sorted(port for _, port in told) == [free_ports.first, free_ports.last]
     with ExitStack() as stack:
         for site in range(2):
             member = Member(gateway_config(tmp_path, GATHER_2, site, ports=free_ports))
             stack.callback(member.end)
             stack.callback(member.gateway.stop)
         (tmp_path / "more").mkdir()
-        taken = f"no two neighbouring ports from {free_ports.first} to {free_ports.last} are free"
+        taken = f"no port from {free_ports.first} to {free_ports.last} is free"
         with pytest.raises(OSError, match=taken):
             Member(gateway_config(tmp_path / "more", GATHER_2, 0, ports=free_ports))
 
 
-@pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_port_whose_neighbour_is_taken_is_of_no_use(
-    tmp_path: Path, free_ports: PortRange, at: int
-) -> None:
-    with socket.create_server(("127.0.0.1", free_ports.first + at)), ExitStack() as stack:
+def test_a_port_that_is_taken_is_passed_over(tmp_path: Path, free_ports: PortRange) -> None:
+    with socket.create_server(("127.0.0.1", free_ports.first)), ExitStack() as stack:
         member = Member(gateway_config(tmp_path, GATHER_2, 0, ports=free_ports))
         stack.callback(member.end)
         stack.callback(member.gateway.stop)
-        assert member.peer.port == free_ports.first + (0 if at > 1 else GATEWAY_PORTS)
-        for port in (free_ports.first, free_ports.first + 1):
-            if at < 2 and port != free_ports.first + at:
-                socket.create_server(
-                    ("127.0.0.1", port)
-                ).close()  # nothing is kept that is not used
-
-
-def test_where_any_port_will_do_there_is_always_a_neighbour(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The system chooses the first, and may choose one whose neighbour is taken, or the last."""
-    with neighbours() as (below, taken):
-        port = below.getsockname()[1]
-        below.close()
-        chosen = [port, 65535]
-
-        class Chosen(socket.socket):
-            def bind(self, address: Any) -> None:  # noqa: ANN401 - as the system takes them
-                if address[1] == 0 and chosen:
-                    address = (address[0], chosen.pop(0))
-                super().bind(address)
-
-        monkeypatch.setattr(socket, "socket", Chosen)
-        member = Member(gateway_config(tmp_path, GATHER_2, 0))
-        monkeypatch.undo()
-        try:
-            assert chosen == []
-            assert member.peer.port not in {port, port + 1, 65535}
-            assert taken.getsockname()[1] == port + 1
-            socket.create_server(("127.0.0.1", port)).close()
-        finally:
-            member.gateway.stop()
-            member.end()
+        assert member.peer.port == free_ports.first + 1
 
 
 @pytest.fixture
 def free_ports(worker_id: str) -> PortRange:
-    """As many as two gateways take, next to each other, below those that the system hands out.
+    """As many as two gateways take, below those that the system hands out.
 
     Tests run by several workers at once: each has a thousand ports of its own.
     """
-    num_ports, worker = 2 * GATEWAY_PORTS, int(worker_id.removeprefix("gw").replace("master", "0"))
+    num_ports, worker = 2, int(worker_id.removeprefix("gw").replace("master", "0"))
     begin = 21000 + 1000 * (worker % 9)
     for first in range(begin, begin + 1000 - num_ports, 7):
         with ExitStack() as stack:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from isthmus.sites.gateway.config import CHUNK_BYTES_MAX, GatewayConfig
-from isthmus.sites.gateway.links.transport import client_options
+from isthmus.sites.gateway.links.transport import patience
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_fields import read_json, to_json
 from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, star
@@ -19,10 +19,8 @@ from tests.fakes.gateway_sites import gateway_config
 def test_a_connection_has_time_for_its_round_trips(tmp_path: Path, rtt_s: float) -> None:
     config = gateway_config(tmp_path, ReductionPlan(2, (), ""), 0)
     far = replace(config, links=tuple(replace(link, rtt_s=rtt_s) for link in config.links))
-    attempt_ms = dict(client_options(far))["grpc.min_reconnect_backoff_ms"]
-    assert isinstance(attempt_ms, int)
-    # The handshake, and the server's settings half a round trip later; and as much for queues.
-    assert attempt_ms >= 100 + 1000 * 3 * rtt_s
+    # TCP's handshake and TLS's; and as much for queues, and a packet that is sent again.
+    assert patience(far).connect_s >= 1.0 + 6 * rtt_s
 
 
 def test_configuration_survives_json(tmp_path: Path) -> None:

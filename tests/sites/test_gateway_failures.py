@@ -11,7 +11,6 @@ from isthmus.sites.gateway.links.transport import Peer
 from isthmus.sites.gateway.transfer.state_fetch import StateFetch
 from isthmus.sites.local.rank_messages import Members
 from isthmus.topology.spec.reduction_plan import ReductionPlan, star
-from isthmus.topology.spec.world import GATEWAY_PORTS
 from tests.fakes.gateway_sites import (
     GATHER_2,
     Member,
@@ -59,7 +58,8 @@ def test_a_bug_while_the_state_is_fetched_is_told(
     with gateways(configs) as members:
         for member in members:
             member.wait("connected")
-        members[0].gateway._take_state(told)
+        gateway = members[0].gateway
+        gateway._begin(gateway._take_state(told))
         failed = members[0].end()
         assert failed is not None
         assert (failed["code"], failed["message"]) == ("INTERNAL", "ZeroDivisionError: of nothing")
@@ -78,7 +78,7 @@ def test_a_silent_peer_is_suspected_until_it_is_heard_again(tmp_path: Path) -> N
         made: list[TcpProxy] = []
 
         def through_proxy(member: Member, peer: Peer) -> Peer:
-            made.append(proxies.enter_context(TcpProxy(peer.port, num_ports=GATEWAY_PORTS)))
+            made.append(proxies.enter_context(TcpProxy(peer.port)))
             return replace(peer, port=made[-1].port)
 
         with gateways(configs, through_proxy) as members, ExitStack() as stack:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
-import threading
+from collections.abc import Coroutine
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import grpc
 import pytest
 
-from isthmus.protos.exchange.v1 import state_pb2, state_pb2_grpc
-from isthmus.protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
+from isthmus.protos.exchange.v1 import state_pb2
 from isthmus.sites.gateway.config import GatewayConfig
-from isthmus.sites.gateway.links.inbound_proxy import InboundProxy
-from isthmus.sites.gateway.links.transport import SESSION_KEY, Peer
+from isthmus.sites.gateway.links.calls import ask, deadline
+from isthmus.sites.gateway.links.frame_calls import CallError
+from isthmus.sites.gateway.links.reversed_calls import OFFERED
+from isthmus.sites.gateway.links.transport import REVERSE_METHOD, Peer
+from isthmus.sites.gateway.transfer.state_server import INDEX_METHOD
 from isthmus.sites.local.entry_folder import INDEX, entry_folder
 from isthmus.sites.local.rank_messages import StateProgress
 from isthmus.topology.spec.reduction_plan import ReductionPlan, star
-from isthmus.topology.spec.world import GATEWAY_PORTS
 from tests.fakes.certified import certify, speak_tls
 from tests.fakes.gateway_rank import DEADLINE_S
 from tests.fakes.gateway_sites import (
@@ -33,6 +35,8 @@ from tests.fakes.gateway_sites import (
 )
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import wait_for
+
+Result = TypeVar("Result")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -86,7 +90,7 @@ def test_broken_connections_are_dialled_again(tmp_path: Path) -> None:
         def dial(member: Member, peer: Peer) -> Peer:
             if not peer.port:
                 return peer
-            proxies.append(stack.enter_context(TcpProxy(peer.port, num_ports=GATEWAY_PORTS)))
+            proxies.append(stack.enter_context(TcpProxy(peer.port)))
             return replace(peer, port=proxies[0].port)
 
         members = stack.enter_context(gateways(configs, dial))
@@ -107,7 +111,7 @@ def test_silence_is_suspected_and_the_end_of_it_told(tmp_path: Path) -> None:
         def dial(member: Member, peer: Peer) -> Peer:
             if not peer.port:
                 return peer
-            proxies.append(stack.enter_context(TcpProxy(peer.port, num_ports=GATEWAY_PORTS)))
+            proxies.append(stack.enter_context(TcpProxy(peer.port)))
             return replace(peer, port=proxies[0].port)
 
         members = stack.enter_context(gateways(configs, dial))
@@ -141,34 +145,29 @@ def test_a_site_that_cannot_be_dialled_gives_its_state(tmp_path: Path) -> None:
     ]
     with gateways(configs) as members:
         members[1].wait("connected")
-        inbound_proxy = members[1].gateway._server.inbound_proxy((0, 0))
-        with inbound_proxy.channel(configs[1]) as channel:
-            stub = state_pb2_grpc.StateStub(channel)
-            with pytest.raises(grpc.RpcError) as caught:
-                stub.Index(state_pb2.IndexRequest(epoch=3), timeout=DEADLINE_S)
-            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-            members[0].gateway.state_progress(0, StateProgress(epoch=3, done_bytes=5))
-            answer = stub.Index(state_pb2.IndexRequest(epoch=3), timeout=DEADLINE_S)
-            assert (answer.done_bytes, answer.index) == (5, b"")
-            folder = entry_folder(tmp_path / "node0", 3)
-            folder.mkdir(parents=True)
-            (folder / INDEX).write_bytes(b"index")
-            answer = stub.Index(state_pb2.IndexRequest(epoch=3), timeout=DEADLINE_S)
-            assert answer.index == b"index"
+        with pytest.raises(CallError) as caught:
+            index_of(members[1], 3)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        members[0].gateway.state_progress(0, StateProgress(epoch=3, done_bytes=5))
+        answer = index_of(members[1], 3)
+        assert (answer.done_bytes, answer.index) == (5, b"")
+        folder = entry_folder(tmp_path / "node0", 3)
+        folder.mkdir(parents=True)
+        (folder / INDEX).write_bytes(b"index")
+        assert index_of(members[1], 3).index == b"index"
 
 
-def test_a_state_that_cannot_be_read_costs_a_site_behind_a_tunnel_only_that(tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_read_costs_a_site_that_dials_in_only_that(tmp_path: Path) -> None:
     configs = configs_of(tmp_path, GATHER_2, {0})
     configs[0] = replace(configs[0], state_folder=str(tmp_path))
     (entry_folder(tmp_path, 3) / INDEX).mkdir(parents=True)
     with gateways(configs) as members:
         members[1].wait("connected")
-        inbound_proxy = members[1].gateway._server.inbound_proxy((0, 0))
-        assert ask_for_index(inbound_proxy, configs[1], 3) is grpc.StatusCode.UNKNOWN
-        assert ask_for_index(inbound_proxy, configs[1], 4) is grpc.StatusCode.NOT_FOUND
+        assert status_of_index(members[1], 3) is grpc.StatusCode.UNKNOWN
+        assert status_of_index(members[1], 4) is grpc.StatusCode.NOT_FOUND
 
 
-def test_an_answer_for_which_nobody_waits_any_more_ends_no_tunnel(tmp_path: Path) -> None:
+def test_an_answer_for_which_nobody_waits_any_more_harms_nobody(tmp_path: Path) -> None:
     configs = configs_of(tmp_path, GATHER_2, {0})
     configs[0] = replace(configs[0], state_folder=str(tmp_path))
     index = entry_folder(tmp_path, 3) / INDEX
@@ -176,30 +175,65 @@ def test_an_answer_for_which_nobody_waits_any_more_ends_no_tunnel(tmp_path: Path
     os.mkfifo(index)  # it is read when there is something in it
     with gateways(configs) as members:
         members[1].wait("connected")
-        server = members[1].gateway._server
-        inbound_proxy = server.inbound_proxy((0, 0))
-        asks = threading.Thread(target=ask_for_index, args=(inbound_proxy, configs[1], 3, 1.0))
-        asks.start()
+        assert status_of_index(members[1], 3, 0.5) is grpc.StatusCode.DEADLINE_EXCEEDED
         with index.open("wb"):  # it is being read
-            session = server._session_of((0, 0))
-            with members[1].peer.channel(configs[0]) as channel:
-                later = ExchangeStub(channel).ReverseTunnel(
-                    iter(()), metadata=((SESSION_KEY, session),), timeout=DEADLINE_S
-                )
-                assert next(later).streams, "the first one has ended"
-        # What was asked over the stream that has just ended is not answered.
-        wait_for(
-            lambda: ask_for_index(inbound_proxy, configs[1], 4, 1.0) is grpc.StatusCode.NOT_FOUND
+            assert status_of_index(members[1], 4) is grpc.StatusCode.NOT_FOUND
+        assert status_of_index(members[1], 4) is grpc.StatusCode.NOT_FOUND
+
+
+def test_more_calls_at_a_time_than_connections_wait_are_made(tmp_path: Path) -> None:
+    configs = configs_of(tmp_path, GATHER_2, {0}, channels_per_link=4 * OFFERED)
+    with gateways(configs) as members, ExitStack() as stack:
+        ranks = [join(stack, member) for member in members]
+        [link] = members[1].gateway._links.all.values()
+        wait_for(lambda: len(link._streams.connections) == 4 * OFFERED, "all streams are open")
+        reduce_once(ranks, 0, 50_000, [1.0, 3.0], seed=0)
+        leave(members, ranks)
+
+
+def test_a_gateway_that_can_be_dialled_is_not_asked_to_be(tmp_path: Path) -> None:
+    """Calls of Reverse are for a gateway that dials out; one of its peers makes none."""
+    configs = configs_of(tmp_path, GATHER_2, {0})
+    with gateways(configs) as members:
+        members[1].wait("connected")
+        assert status_of(members[1], REVERSE_METHOD) is grpc.StatusCode.INVALID_ARGUMENT
+        assert status_of(members[1], "/isthmus.exchange.v1.Probe/Flood") is (
+            grpc.StatusCode.UNIMPLEMENTED
         )
-        asks.join(DEADLINE_S)
 
 
-def ask_for_index(
-    inbound_proxy: InboundProxy, config: GatewayConfig, epoch: int, timeout_s: float = DEADLINE_S
-) -> grpc.StatusCode:
-    """Ask a gateway behind a tunnel for a state that it has not; return what it answers."""
-    stub = state_pb2_grpc.StateStub(inbound_proxy.channel(config))
-    with pytest.raises(grpc.RpcError) as caught:
-        stub.Index(state_pb2.IndexRequest(epoch=epoch), timeout=timeout_s)
-    status: grpc.StatusCode = caught.value.code()
-    return status
+def index_of(member: Member, epoch: int, timeout_s: float = DEADLINE_S) -> state_pb2.IndexResponse:
+    """Ask the first site's gateway, which dials in to a member, for a state."""
+
+    async def asked() -> state_pb2.IndexResponse:
+        proxy = member.gateway._server.inbound_proxy((0, 0))
+        async with deadline(timeout_s), proxy.dial(member.config, "", INDEX_METHOD) as call:
+            return await ask(call, state_pb2.IndexRequest(epoch=epoch), state_pb2.IndexResponse)
+
+    return on_loop(member, asked())
+
+
+def status_of_index(member: Member, epoch: int, timeout_s: float = DEADLINE_S) -> grpc.StatusCode:
+    """Ask for a state that is not there; return what the answer is."""
+    with pytest.raises(CallError) as caught:
+        index_of(member, epoch, timeout_s)
+    return caught.value.code()
+
+
+def status_of(member: Member, method: str) -> grpc.StatusCode:
+    """Make a call to the first site's gateway that is refused; return how."""
+
+    async def refused() -> grpc.StatusCode:
+        proxy = member.gateway._server.inbound_proxy((0, 0))
+        async with proxy.dial(member.config, "", method) as call:
+            with pytest.raises(CallError) as caught:
+                await call.read()
+            return caught.value.code()
+
+    return on_loop(member, refused())
+
+
+def on_loop(member: Member, work: Coroutine[Any, Any, Result]) -> Result:
+    """Run work on a member's event loop."""
+    assert member.gateway._wire is not None
+    return member.gateway._wire.run(work).result(2 * DEADLINE_S)

@@ -9,7 +9,6 @@ import pytest
 
 from isthmus.sites.gateway.links.transport import Peer
 from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, star
-from isthmus.topology.spec.world import GATEWAY_PORTS
 from isthmus.topology.trees.shapes import ring_paths
 from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
 from tests.fakes.gateway_sites import (
@@ -197,11 +196,7 @@ def test_broken_connections_are_mended_and_frames_resent(tmp_path: Path) -> None
         made: list[TcpProxy] = []
 
         def through_proxy(member: Member, peer: Peer) -> Peer:
-            made.append(
-                proxies.enter_context(
-                    TcpProxy(peer.port, num_ports=GATEWAY_PORTS, cut_after_bytes=700_000)
-                )
-            )
+            made.append(proxies.enter_context(TcpProxy(peer.port, cut_after_bytes=700_000)))
             return replace(peer, port=made[-1].port)
 
         with gateways(configs, through_proxy) as members, ExitStack() as stack:

@@ -16,7 +16,7 @@ from isthmus.protos import metrics
 from isthmus.protos.exchange.v1 import probe_pb2, probe_pb2_grpc
 from isthmus.sites.gateway.config import GatewayConfig, PeerLink
 from isthmus.sites.gateway.gateway import Gateway
-from isthmus.sites.gateway.links.transport import SESSION_KEY, Peer, say_hello
+from isthmus.sites.gateway.links.transport import SESSION_KEY, Peer
 from isthmus.sites.gateway.probing.probe_server import FLOOD_METHOD, PIECE_BYTES_MAX
 from isthmus.sites.gateway.probing.probing_gateway import ProbingGateway
 from isthmus.sites.node.gateway_configs import probing_config
@@ -24,6 +24,7 @@ from isthmus.topology.documents.load import load_topology
 from isthmus.topology.spec.job import Probe
 from isthmus.topology.spec.reduction_plan import ReductionPlan
 from tests.fakes.gateway_sites import SITES, gateway_config
+from tests.fakes.library_calls import channel_to, hello_by_library, push_by_library
 
 DEADLINE_S = 30.0
 PROBE = Probe(connections=(2,), echoes=20, window_s=0.1)
@@ -119,7 +120,7 @@ def test_a_peer_that_is_not_there_fails_the_gateway(tmp_path: Path) -> None:
 
 def dialled(folder: Path, port: int) -> grpc.Channel:
     """Return a channel to a port of a gateway, as a peer of the same user has it."""
-    return Peer(SITES[1], 0, "127.0.0.1", port).channel(probe_config(folder, 2, 0))
+    return channel_to(port, probe_config(folder, 2, 0), SITES[1])
 
 
 @contextmanager
@@ -130,16 +131,15 @@ def caller(
 ) -> Iterator[tuple[grpc.Channel, tuple[tuple[str, str], ...]]]:
     """Speak to the second site's gateway as the first one's."""
     with dialled(folder, member.port) as channel:
-        session = say_hello(channel, probe_config(folder, 2, 0, **changes), DEADLINE_S).session
+        session = hello_by_library(channel, probe_config(folder, 2, 0, **changes)).session
         yield channel, ((SESSION_KEY, session),)
 
 
 def flood(folder: Path, port: int, metadata: Any, pieces: list[bytes]) -> grpc.StatusCode:  # noqa: ANN401
     """Return how a Flood to the gateway whose port this is ends."""
-    with dialled(folder, port + 1) as channel:
-        method: Any = channel.stream_stream(FLOOD_METHOD)
+    with dialled(folder, port) as channel:
         try:
-            assert not list(method(iter(pieces), metadata=metadata, timeout=DEADLINE_S))
+            assert not push_by_library(channel, FLOOD_METHOD, pieces, metadata)
         except grpc.RpcError as error:
             status: grpc.StatusCode = error.code()
             return status
@@ -154,7 +154,7 @@ def test_strangers_are_refused(tmp_path: Path, metadata: tuple[tuple[str, str], 
     ):
         stub = probe_pb2_grpc.ProbeStub(channel)
         with pytest.raises(grpc.RpcError) as echo:
-            stub.Echo(probe_pb2.EchoRequest(), metadata=metadata, timeout=DEADLINE_S)
+            next(stub.Echo(iter([probe_pb2.EchoRequest()]), metadata=metadata, timeout=DEADLINE_S))
         with pytest.raises(grpc.RpcError) as finish:
             stub.Finish(probe_pb2.FinishRequest(), metadata=metadata, timeout=DEADLINE_S)
         with pytest.raises(grpc.RpcError) as turn:
@@ -205,7 +205,7 @@ def test_more_connections_than_the_job_names_are_refused(tmp_path: Path) -> None
 
         calls = []
         for _ in range(2 * max(PROBE.connections)):
-            frames = stack.enter_context(dialled(tmp_path, found[1].port + 1))
+            frames = stack.enter_context(dialled(tmp_path, found[1].port))
             method: Any = frames.stream_stream(FLOOD_METHOD)
             calls.append(method(piece_then_wait(), metadata=metadata, timeout=DEADLINE_S))
         received = 0
@@ -227,9 +227,7 @@ def test_a_gateway_that_trains_serves_no_probe(tmp_path: Path) -> None:
     try:
         port = ports.get(timeout=DEADLINE_S)["port"]
         with dialled(tmp_path, port) as channel:
-            session = say_hello(
-                channel, probe_config(tmp_path, 2, 0, probe=None), DEADLINE_S
-            ).session
+            session = hello_by_library(channel, probe_config(tmp_path, 2, 0, probe=None)).session
             metadata = ((SESSION_KEY, session),)
             assert flood(tmp_path, port, metadata, [b"x"]) is grpc.StatusCode.UNIMPLEMENTED
     finally:

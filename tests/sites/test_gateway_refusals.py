@@ -8,7 +8,6 @@ import pytest
 
 from isthmus.sites.gateway.links.transport import Peer
 from isthmus.topology.spec.reduction_plan import ReductionPlan
-from isthmus.topology.spec.world import GATEWAY_PORTS
 from tests.fakes.gateway_rank import GatewayRank
 from tests.fakes.gateway_sites import (
     GATHER_2,
@@ -135,9 +134,7 @@ def test_a_damaged_frame_is_fetched_again_and_a_damaged_link_given_up(tmp_path: 
     with ExitStack() as proxies:
 
         def through_proxy(member: Member, peer: Peer) -> Peer:
-            proxy = proxies.enter_context(
-                TcpProxy(peer.port, num_ports=GATEWAY_PORTS, damage=b"\x77\x77\x77\x77\x77\x77")
-            )
+            proxy = proxies.enter_context(TcpProxy(peer.port, damage=b"\x77\x77\x77\x77\x77\x77"))
             return replace(peer, port=proxy.port)
 
         with gateways(configs, through_proxy) as members, ExitStack() as stack:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import psutil
@@ -20,9 +22,9 @@ from isthmus.protos.versions import EXCHANGE_PROTOCOL_MAX
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.links import peer_watch
 from isthmus.sites.gateway.links.congestion.rate import window_bytes
+from isthmus.sites.gateway.links.frame_calls import CallError
 from isthmus.sites.gateway.links.peer_watch import PeerWatch
 from isthmus.sites.gateway.links.send_queue import Outbox
-from isthmus.sites.gateway.links.transport import Peer
 from isthmus.sites.silence import Silence, Standstills
 from isthmus.topology.spec.reduction_plan import ReductionPlan
 from tests.fakes.gateway_process import GatewayProcess
@@ -37,14 +39,19 @@ RTT_S = 0.08
 FOREVER_S = 1000.0
 
 
-class Unanswered(grpc.RpcError):
-    """What a call fails with when its time is up."""
+class Silent:
+    """A peer whose connections are made at once; what comes of them is the world's matter."""
 
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.DEADLINE_EXCEEDED
+    site, gateway = SITES[1], 0
 
-    def details(self) -> str:
-        return "Deadline Exceeded"
+    def __str__(self) -> str:
+        return "site birch (gateway 0)"
+
+    def dial(self, *_: object) -> Any:  # noqa: ANN401 - of no type that matters
+        return nullcontext()
+
+    async def refuses_connections(self) -> bool:
+        return False
 
 
 class World:
@@ -59,24 +66,27 @@ class World:
         """From when on, and for how long, everything here stands still."""
         self.on_answer: Callable[[], None] = lambda: None
         self.answered_s: list[float] = []
-        self.outbox: Outbox
+        self._timeout_s = 0.0
         clock = SimpleNamespace(monotonic=lambda: self.now_s)
         monkeypatch.setattr(peer_watch, "time", clock)
+        monkeypatch.setattr(peer_watch, "asyncio", SimpleNamespace(sleep=self._sleep))
+        monkeypatch.setattr(peer_watch, "deadline", self._within)
         monkeypatch.setattr(peer_watch, "say_hello", self._hello)
         config = gateway_config(folder, PLAN, 0, peer_lost_s=D_S, keepalive_time_s=D_S / 3)
         self.outbox = Outbox(window_bytes(config, config.links[0]), config.links[0].rtt_s)
-        self.outbox.closed = SimpleNamespace(wait=self._wait, is_set=lambda: False)  # type: ignore[assignment]
-        monkeypatch.setattr(PeerWatch, "_refuses_connections", lambda _: False)
         self.suspected = ""
         """Why, once the peer is; then the link is over."""
         self.suspected_s = 0.0
-        peer = Peer(SITES[1], 0, "127.0.0.1", 9)
-        self.watch = PeerWatch(config, peer, self.outbox, on_suspect=self._suspect)
+        self.watch = PeerWatch(config, Silent(), self.outbox, on_suspect=self._suspect)
 
     def run(self) -> None:
         """Watch until the link is over."""
         self.watch.heard()
-        self.watch.run()
+        asyncio.run(self.watch.run())
+
+    def greet(self, within_s: float) -> None:
+        """Greet the peer."""
+        asyncio.run(self.watch.greet(within_s))
 
     def _suspect(self, is_gone: bool, why: str) -> None:
         assert not is_gone
@@ -90,18 +100,23 @@ class World:
             until_s = max(until_s, from_s + for_s)
         self.now_s = until_s
 
-    def _wait(self, wait_s: float) -> bool:
+    async def _sleep(self, wait_s: float) -> None:
         self._pass(wait_s)
-        return self.now_s >= self.ends_s
+        if self.now_s >= self.ends_s:
+            self.outbox.close()
 
-    def _hello(self, _: grpc.Channel, config: GatewayConfig, timeout_s: float) -> HelloResponse:
+    def _within(self, timeout_s: float) -> nullcontext[None]:
+        self._timeout_s = timeout_s
+        return nullcontext()
+
+    async def _hello(self, _call: object, _config: GatewayConfig) -> HelloResponse:
         began_s = self.now_s
         answered_s = began_s + RTT_S
         if self.deaf_s[0] <= answered_s:  # its kernel takes it, and has it answered later
             answered_s = max(answered_s, self.deaf_s[1])
-        self._pass(min(timeout_s, answered_s - began_s))
-        if self.now_s < answered_s or self.now_s >= began_s + timeout_s:
-            raise Unanswered
+        self._pass(min(self._timeout_s, answered_s - began_s))
+        if self.now_s < answered_s or self.now_s >= began_s + self._timeout_s:
+            raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
         self.answered_s.append(self.now_s)
         self.on_answer()
         return HelloResponse(session="session", protocol=EXCHANGE_PROTOCOL_MAX)
@@ -151,16 +166,16 @@ def test_a_peer_that_is_gone_is_told_after_standing_still(again: int, world: Wor
 def test_a_first_greeting_is_given_time_anew(within_s: float, world: World) -> None:
     world.standstills = [(100.02, 1.5 * D_S)]
     world.deaf_s = (0.0, 100.02 + 1.5 * D_S + 0.5 * within_s)
-    world.watch.greet(within_s)
+    world.greet(within_s)
     assert world.watch.session
-    assert len(world.answered_s) == 2, "the second tells the round trip"
+    assert len(world.answered_s) == 1
 
 
 def test_a_first_greeting_of_nobody_ends_in_time(world: World) -> None:
     world.deaf_s = (0.0, FOREVER_S)
     world.standstills = [(100.02, 1.5 * D_S), (104.0, 1.5 * D_S)]
     with pytest.raises(PeerLostError):
-        world.watch.greet(D_S)
+        world.greet(D_S)
     assert world.now_s <= 107.0 + D_S / 3
 
 

@@ -34,13 +34,12 @@ from isthmus.protos.security import exchange_security
 from isthmus.sites.gateway.config import PeerLink
 from isthmus.sites.gateway.links import frame_listener
 from isthmus.sites.gateway.links.frame_calls import CallError
-from isthmus.sites.gateway.links.transport import PUSH_METHOD, SESSION_KEY, Peer, say_hello
+from isthmus.sites.gateway.links.transport import HELLO_METHOD, PUSH_METHOD, SESSION_KEY, Peer
 from isthmus.sites.gateway.probing.probing_gateway import ProbingGateway
 from isthmus.sites.gateway.transfer.donors import donor
 from isthmus.sites.gateway.transfer.state_fetch import StateFetch
 from isthmus.sites.local.entry_folder import entry_folder
 from isthmus.topology.spec.job import Probe
-from isthmus.topology.spec.world import GATEWAY_PORTS
 from tests.fakes.certified import DOMAIN, certify, held_by, speak_tls, tls_options
 from tests.fakes.gateway_process import GatewayProcess
 from tests.fakes.gateway_sites import (
@@ -52,6 +51,7 @@ from tests.fakes.gateway_sites import (
     leave,
     reduce_once,
 )
+from tests.fakes.library_calls import channel_to, hello_by_library, push_by_library
 from tests.fakes.methods import FRAME_METHODS, described_methods
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import wait_for
@@ -86,14 +86,13 @@ def dialled(port: int, credentials: grpc.ChannelCredentials) -> grpc.Channel:
 
 def hello(channel: grpc.Channel, folder: Path, site: int = 0) -> str:
     """Say Hello as a site; return the session."""
-    return say_hello(channel, gateway_config(folder, GATHER_2, site), DEADLINE_S).session
+    return hello_by_library(channel, gateway_config(folder, GATHER_2, site)).session
 
 
 def push(channel: grpc.Channel, session: str) -> grpc.StatusCode:
     """Return how a Push of what is no frame fails."""
-    method: Any = channel.stream_stream(PUSH_METHOD)
-    answers = method(iter([b"x" * 64]), metadata=((SESSION_KEY, session),), timeout=DEADLINE_S)
-    return status_of(lambda: next(answers))
+    metadata = ((SESSION_KEY, session),)
+    return status_of(lambda: push_by_library(channel, PUSH_METHOD, [b"x" * 64], metadata))
 
 
 def status_of(begin: Callable[[], object]) -> grpc.StatusCode:
@@ -134,9 +133,8 @@ def test_the_state_that_a_returning_site_takes_over_crosses(tmp_path: Path, cert
     with gateways(configs) as members:
         peer = members[1].peer
         taken = entry_folder(tmp_path / "taken", EPOCH)
-        StateFetch(
-            [donor(configs[0], peer, lambda: peer)], EPOCH, taken, timeout_s=DEADLINE_S
-        ).run()
+        donors = [donor(configs[0], peer, lambda: peer)]
+        asyncio.run(StateFetch(donors, EPOCH, taken, timeout_s=DEADLINE_S).run())
     assert files_of(tmp_path / "taken") == files_of(tmp_path / SITES[1])
 
 
@@ -152,19 +150,19 @@ def test_only_gateways_of_the_deployment_get_in_and_only_as_themselves(
         port = members[1].peer.port
         with dialled(port, held_by(certs, "ash.gateway")) as own:
             session = hello(own, tmp_path)
-        calls: tuple[tuple[int, Callable[[grpc.Channel], grpc.StatusCode]], ...] = (
-            (port, lambda channel: status_of(lambda: hello(channel, tmp_path))),
-            (port + 1, lambda channel: push(channel, session)),
+        calls: tuple[Callable[[grpc.Channel], grpc.StatusCode], ...] = (
+            lambda channel: status_of(lambda: hello(channel, tmp_path)),
+            lambda channel: push(channel, session),
         )
-        for at, call in calls:
-            with grpc.insecure_channel(f"127.0.0.1:{at}") as channel:
+        for call in calls:
+            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
                 assert call(channel) is UNAVAILABLE
-            with dialled(at, held_by(foreign, "ash.gateway", ca=ca)) as channel:
+            with dialled(port, held_by(foreign, "ash.gateway", ca=ca)) as channel:
                 assert call(channel) is UNAVAILABLE
             for name in ("ash.agent", "coordinator", "operator"):
-                with dialled(at, held_by(certs, name)) as channel:
+                with dialled(port, held_by(certs, name)) as channel:
                     assert call(channel) is DENIED, name
-            with dialled(at, held_by(certs, "birch.gateway")) as channel:
+            with dialled(port, held_by(certs, "birch.gateway")) as channel:
                 assert call(channel) is DENIED
 
 
@@ -200,12 +198,8 @@ def served_by(kind: str) -> set[str]:
 
 
 def asked(method: str, port: int, keys: grpc.ChannelCredentials, session: str = "") -> str:
-    """Return how a call ends that says nothing beside its session: its status, and why.
-
-    Calls for frames are served at the next port.
-    """
-    at = port + (method in FRAME_METHODS)
-    with dialled(at, keys) as channel:
+    """Return how a call ends that says nothing beside its session: its status, and why."""
+    with dialled(port, keys) as channel:
         call: Any = channel.stream_stream(method)
         named = exchange_pb2.LeaveRequest(session=session).SerializeToString()
         said = named if method.endswith("/Leave") else b""
@@ -256,10 +250,9 @@ def test_a_session_is_of_no_use_to_another_site(tmp_path: Path, certs: Path) -> 
         with (
             dialled(port, held_by(certs, "ash.gateway")) as own,
             dialled(port, held_by(certs, "birch.gateway")) as other,
-            dialled(port + 1, held_by(certs, "birch.gateway")) as frames,
         ):
             session = hello(own, tmp_path)
-            assert push(frames, session) is DENIED
+            assert push(other, session) is DENIED
             request = exchange_pb2.LeaveRequest(session=session, code="RANK_LOST", message="forged")
             stub = exchange_pb2_grpc.ExchangeStub(other)
             assert status_of(lambda: stub.Leave(request, timeout=DEADLINE_S)) is DENIED
@@ -276,7 +269,7 @@ def test_bytes_that_are_injected_into_a_link_become_part_of_no_sum(
         proxies: list[TcpProxy] = []
 
         def through_proxy(member: Member, peer: Peer) -> Peer:
-            proxies.append(stack.enter_context(TcpProxy(peer.port, num_ports=GATEWAY_PORTS)))
+            proxies.append(stack.enter_context(TcpProxy(peer.port)))
             return dataclasses.replace(peer, port=proxies[-1].port)
 
         members = stack.enter_context(gateways(configs, through_proxy))
@@ -340,7 +333,7 @@ def test_an_expired_certificate_is_ridden_out_until_it_is_renewed(
 
         def through_proxy(member: Member, peer: Peer) -> Peer:
             if not member.config.links[0].dials_in:
-                proxies.append(stack.enter_context(TcpProxy(peer.port, num_ports=GATEWAY_PORTS)))
+                proxies.append(stack.enter_context(TcpProxy(peer.port)))
                 return dataclasses.replace(peer, port=proxies[-1].port)
             return peer
 
@@ -383,7 +376,7 @@ def test_a_certificate_that_is_not_believed_is_told_of_once_and_not_by_each_conn
         proxies: list[TcpProxy] = []
 
         def through_proxy(member: Member, peer: Peer) -> Peer:
-            proxies.append(stack.enter_context(TcpProxy(peer.port, num_ports=GATEWAY_PORTS)))
+            proxies.append(stack.enter_context(TcpProxy(peer.port)))
             return dataclasses.replace(peer, port=proxies[-1].port)
 
         members = stack.enter_context(gateways(configs, through_proxy))
@@ -407,13 +400,10 @@ def test_a_certificate_that_is_not_believed_is_told_of_once_and_not_by_each_conn
         assert len({*words}) == len(words)
 
 
-@pytest.mark.parametrize("at", [0, 1], ids=["for calls", "for frames"])
 def test_a_client_that_drips_its_handshake_is_closed_and_locks_nobody_out(
-    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch, at: int
+    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says something all the time, and so is never idle; and it never gets anywhere."""
-    limits = (("grpc.server_handshake_timeout_ms", 1000), ("grpc.max_connection_idle_ms", 1000))
-    monkeypatch.setattr(mutual_tls, "CONNECTION_LIMITS", limits)
     monkeypatch.setattr(frame_listener, "HANDSHAKE_S", 1.0)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     outgoing = ssl.MemoryBIO()
@@ -423,7 +413,7 @@ def test_a_client_that_drips_its_handshake_is_closed_and_locks_nobody_out(
     configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
     with gateways(configs) as members, ExitStack() as stack:
         slow = stack.enter_context(
-            socket.create_connection(("127.0.0.1", members[1].peer.port + at), timeout=DEADLINE_S)
+            socket.create_connection(("127.0.0.1", members[1].peer.port), timeout=DEADLINE_S)
         )
         slow.settimeout(0.1)
         ended_s = time.monotonic() + DEADLINE_S
@@ -448,27 +438,24 @@ def test_on_loopback_a_frame_of_a_stranger_is_not_taken(tmp_path: Path) -> None:
     configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
     with gateways(configs) as members:
         port = members[1].peer.port
-        with members[1].peer.channel(configs[0]) as own:
+        with channel_to(port, configs[0], SITES[1]) as own:
             session = hello(own, tmp_path)
-        with (
-            grpc.insecure_channel(f"127.0.0.1:{port}") as stranger,
-            grpc.insecure_channel(f"127.0.0.1:{port + 1}") as frames,
-        ):
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as stranger:
             assert status_of(lambda: hello(stranger, tmp_path)) is UNAUTHENTICATED
-            assert push(frames, session) is UNAUTHENTICATED
+            assert push(stranger, session) is UNAUTHENTICATED
             request = exchange_pb2.LeaveRequest(session=session, code="RANK_LOST", message="forged")
             stub = exchange_pb2_grpc.ExchangeStub(stranger)
             assert status_of(lambda: stub.Leave(request, timeout=DEADLINE_S)) is UNAUTHENTICATED
     assert not [each for each in members[1].messages if each["op"] == "failed"]
 
 
-def test_on_loopback_a_call_for_frames_without_a_role_is_refused_as_with_tls(
+def test_on_loopback_a_call_without_a_role_is_refused_as_with_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with training(tmp_path) as port:
         monkeypatch.delitem(CALLERS, PUSH_METHOD)
-        security = exchange_security(SITES[0])
-        with security.channel(f"127.0.0.1:{port + 1}", (), f"{SITES[1]}.gateway") as channel:
+        config = gateway_config(tmp_path, GATHER_2, 0)
+        with channel_to(port, config, SITES[1]) as channel:
             assert push(channel, "") is DENIED
 
 
@@ -496,7 +483,7 @@ def test_a_revoked_site_is_refused_its_connections_break_and_a_new_certificate_c
         reduce_once([join(stack, each) for each in (ash, birch)], 0, 5000, [1.0, 3.0], seed=1)
         port = birch.peer.port
         keys, over = held_by(stolen, "ash.gateway"), threading.Event()
-        with dialled(port, keys) as channel, dialled(port + 1, keys) as frames:
+        with dialled(port, keys) as channel, dialled(port, keys) as frames:
             # Connections from before the list.
             session = hello(channel, tmp_path)
             method: Any = frames.stream_stream(PUSH_METHOD)
@@ -515,7 +502,7 @@ def test_a_revoked_site_is_refused_its_connections_break_and_a_new_certificate_c
         birch.wait("suspect", site="ash")
         for method in served_by("training"):
             assert asked(method, port, keys, session) == REVOKED, method
-        with dialled(port + 1, keys) as channel:
+        with dialled(port, keys) as channel:
             assert push(channel, session) is DENIED
         issue(certs, "ash.gateway", 30.0, replace=True)
         with dialled(port, held_by(certs, "ash.gateway")) as channel:
@@ -527,7 +514,7 @@ def test_no_frame_goes_to_who_shows_a_revoked_certificate(tmp_path: Path, certs:
     config = gateway_config(tmp_path, GATHER_2, 0)
 
     async def send(peer: Peer) -> None:
-        async with peer.stream(config, ""):
+        async with peer.dial(config, "", HELLO_METHOD):
             pass
 
     with probing(tmp_path) as port:
@@ -552,12 +539,9 @@ def test_a_gateway_has_the_list_before_it_lets_anybody_in(tmp_path: Path, certs:
         assert process.wait("failed")["code"] == "BAD_REVOCATION_LIST"
 
 
-@pytest.mark.parametrize("at", [0, 1], ids=["for calls", "for frames"])
 def test_what_never_speaks_http_is_closed_and_locks_nobody_out(
-    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch, at: int
+    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = (("grpc.server_handshake_timeout_ms", 3000), ("grpc.max_connection_idle_ms", 3000))
-    monkeypatch.setattr(mutual_tls, "CONNECTION_LIMITS", limits)
     monkeypatch.setattr(frame_listener, "HANDSHAKE_S", 3.0)
     configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
     with ExitStack() as stack:
@@ -566,7 +550,7 @@ def test_what_never_speaks_http_is_closed_and_locks_nobody_out(
 
         def before_others(_member: Member, peer: Peer) -> Peer:
             for _ in range(200):
-                where = (peer.host, peer.port + at)
+                where = (peer.host, peer.port)
                 mute.append(stack.enter_context(socket.create_connection(where, DEADLINE_S)))
             return peer
 
@@ -581,8 +565,11 @@ def test_what_never_speaks_http_is_closed_and_locks_nobody_out(
 
 def test_a_hello_has_a_size(tmp_path: Path) -> None:
     configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
-    with gateways(configs) as members, members[1].peer.channel(configs[0]) as channel:
+    with (
+        gateways(configs) as members,
+        channel_to(members[1].peer.port, configs[0], SITES[1]) as channel,
+    ):
         request = exchange_pb2.HelloRequest(site="ash", build="x" * (64 << 10))
         stub = exchange_pb2_grpc.ExchangeStub(channel)
-        status = status_of(lambda: stub.Hello(request, timeout=DEADLINE_S))
+        status = status_of(lambda: next(stub.Hello(iter([request]), timeout=DEADLINE_S)))
         assert status is grpc.StatusCode.INVALID_ARGUMENT

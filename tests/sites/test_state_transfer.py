@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import itertools
 import os
 import random
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent import futures
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
-import grpc
-import grpc.aio
 import pytest
 
 from isthmus.orchestrator.emulator.emulator_config import RelayEndpoint
@@ -29,14 +30,16 @@ from isthmus.protos.errors import (
     StaleGenerationError,
     failure_of,
 )
-from isthmus.protos.exchange.v1 import state_pb2, state_pb2_grpc
-from isthmus.sites.gateway.links.inbound_proxy import InboundProxy
-from isthmus.sites.gateway.links.peer_server import Context, abort, session_of
+from isthmus.protos.exchange.v1 import state_pb2
+from isthmus.protos.security import LoopbackSecurity
+from isthmus.sites.gateway.links.calls import Call, ServedCall, ask, deadline
+from isthmus.sites.gateway.links.frame_calls import CallError, Patience, dial
+from isthmus.sites.gateway.links.frame_listener import FrameListener
 from isthmus.sites.gateway.links.transport import SESSION_KEY
 from isthmus.sites.gateway.links.wire_loop import WireLoop
 from isthmus.sites.gateway.transfer import state_fetch
 from isthmus.sites.gateway.transfer.state_fetch import Donor, PieceBook, StateFetch
-from isthmus.sites.gateway.transfer.state_server import StateServer
+from isthmus.sites.gateway.transfer.state_server import READ_METHOD, StateServer
 from isthmus.sites.local.entry_folder import (
     INDEX,
     OBJECTS,
@@ -53,6 +56,8 @@ from isthmus.sites.local.rank_messages import StateProgress
 MIB = 1 << 20
 WITHIN_S = 60.0
 SESSION = "a-session"
+SECURITY = LoopbackSecurity("s" * 64)
+PATIENCE = Patience(connect_s=5.0, idle_s=5.0, lost_s=10.0)
 EPOCH = 7
 
 
@@ -71,9 +76,9 @@ def make_state(run_folder: Path, num_bytes: int, *, objects: bytes = b"any") -> 
     return folder
 
 
-async def site_of(context: Context) -> str:
-    if session_of(context) != SESSION:
-        await abort(context, StaleGenerationError("an unknown session: say Hello first"))
+def site_of(call: ServedCall) -> str:
+    if dict(call.invocation_metadata()).get(SESSION_KEY) != SESSION:
+        raise StaleGenerationError("an unknown session: say Hello first")
     return "b"
 
 
@@ -82,23 +87,22 @@ class Served:
 
     def __init__(self) -> None:
         self._wire = WireLoop.acquire()
-        self._servers: list[grpc.aio.Server] = []
+        self._listeners: list[FrameListener] = []
 
     def serve(self, run_folder: Path, bytes_per_s: Mapping[str, float] | None = None) -> int:
         async def start() -> int:
-            server = grpc.aio.server()
-            StateServer(run_folder, site_of, bytes_per_s or {}).register(server)
-            port = server.add_insecure_port("127.0.0.1:0")
-            await server.start()
-            self._servers.append(server)
-            return port
+            server = StateServer(run_folder, site_of, bytes_per_s or {})
+            listening = socket.create_server(("127.0.0.1", 0))
+            self._listeners.append(FrameListener(listening, server.methods, SECURITY, PATIENCE, 64))
+            self._listeners[-1].begin()
+            return int(listening.getsockname()[1])
 
         return self._wire.run(start()).result(WITHIN_S)
 
     def close(self) -> None:
         async def stop() -> None:
-            for server in self._servers:
-                await server.stop(0)
+            for listener in self._listeners:
+                await listener.close()
 
         futures.wait([self._wire.run(stop())], WITHIN_S)
         WireLoop.release()
@@ -112,18 +116,24 @@ def served() -> Iterator[Served]:
 
 
 def donor(port: int, site: str = "a", *, session: str = SESSION) -> Donor:
-    def connect() -> tuple[grpc.Channel, str]:
-        options = [
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.max_receive_message_length", PIECE_BYTES + 1024),
-        ]
-        return grpc.insecure_channel(f"127.0.0.1:{port}", options=options), session
+    def connect(method: str) -> AbstractAsyncContextManager[Call]:
+        metadata = ((SESSION_KEY, session),)
+        return dial(("127.0.0.1", port), method, metadata, SECURITY, "a.gateway", PATIENCE)
 
     return Donor(f"site {site}", connect)
 
 
 def fetch(run_folder: Path, *donors: Donor, timeout_s: float = WITHIN_S) -> StateFetch:
     return StateFetch(donors, EPOCH, entry_folder(run_folder, EPOCH), timeout_s=timeout_s)
+
+
+def run(taking: StateFetch) -> None:
+    """Fetch, on the loop of those who serve."""
+    wire = WireLoop.acquire()
+    try:
+        wire.run(taking.run()).result(WITHIN_S)
+    finally:
+        WireLoop.release()
 
 
 def files_of(run_folder: Path) -> dict[str, bytes]:
@@ -136,7 +146,7 @@ def test_two_donors_give_all_pieces(tmp_path: Path, served: Served) -> None:
         make_state(tmp_path / site, 9 * MIB + 3)
         donors.append(donor(served.serve(tmp_path / site), site))
     taking = fetch(tmp_path / "b", *donors)
-    taking.run()
+    run(taking)
     assert files_of(tmp_path / "b") == files_of(tmp_path / "a")
     assert taking.fetched_bytes == 9 * MIB + 3 + len(b"any")
 
@@ -161,7 +171,7 @@ def test_a_link_that_is_reset_twice_costs_a_piece_each_time(
             wan.run_faults("version: 1\nfaults: [{at: 0s, reset: [b, a]}]")
 
     monkeypatch.setattr(taking, "_note_come", note_and_reset)
-    taking.run()
+    run(taking)
     assert files_of(tmp_path / "b") == files_of(tmp_path / "a")
     assert taking.fetched_bytes == 24 * MIB + 3, "what had come was not asked for again"
     assert 1 <= taking.num_again <= 2
@@ -172,7 +182,7 @@ def test_a_link_that_is_reset_twice_costs_a_piece_each_time(
 def test_it_waits_until_the_state_is_there(tmp_path: Path, served: Served) -> None:
     donors = [donor(served.serve(tmp_path / site), site) for site in "ac"]
     taking = fetch(tmp_path / "b", *donors)
-    thread = threading.Thread(target=taking.run)
+    thread = threading.Thread(target=run, args=(taking,))
     thread.start()
     for site in "ac":
         make_state(tmp_path / site, 5 * MIB)
@@ -184,7 +194,7 @@ def test_no_more_of_a_link_is_taken_than_may_be(tmp_path: Path, served: Served) 
     make_state(tmp_path / "a", 16 * MIB)
     port = served.serve(tmp_path / "a", {"b": 40 * MIB})
     begun_s = time.monotonic()
-    fetch(tmp_path / "b", donor(port)).run()
+    run(fetch(tmp_path / "b", donor(port)))
     assert time.monotonic() - begun_s >= 12 / 40, "the first piece leaves at once"
 
 
@@ -195,7 +205,7 @@ def test_who_may_take_little_of_a_link_is_not_taken_for_silent(
     make_state(tmp_path / "a", 9 * MIB, objects=bytes(5 * MIB))
     port = served.serve(tmp_path / "a", {"b": PIECE_BYTES / 1.6})
     taking = fetch(tmp_path / "b", donor(port), timeout_s=1.2)
-    taking.run()
+    run(taking)
     assert files_of(tmp_path / "b") == files_of(tmp_path / "a")
     assert taking.num_again == 0
 
@@ -204,17 +214,19 @@ def test_who_may_take_little_of_a_link_is_not_taken_for_silent(
 def test_who_does_not_wait_for_a_piece_takes_no_turn(tmp_path: Path, served: Served) -> None:
     make_state(tmp_path / "a", 9 * MIB)
     port = served.serve(tmp_path / "a", {"b": PIECE_BYTES / 1.0})
-    channel, session = donor(port).connect()
-    with channel:
-        read = state_pb2_grpc.StateStub(channel).Read
-        request = state_pb2.ReadRequest(epoch=EPOCH, path=TENSORS)
-        metadata = ((SESSION_KEY, session),)
-        assert read(request, timeout=WITHIN_S, metadata=metadata).data
+    request = state_pb2.ReadRequest(epoch=EPOCH, path=TENSORS)
+
+    async def ask_in_vain() -> None:
+        async with donor(port).connect(READ_METHOD) as call:
+            assert (await ask(call, request, state_pb2.ReadResponse)).data
         for _ in range(30):
-            with pytest.raises(grpc.RpcError):
-                read(request, timeout=0.01, metadata=metadata)
+            with contextlib.suppress(CallError):
+                async with donor(port).connect(READ_METHOD) as call, deadline(0.01):
+                    assert (await ask(call, request, state_pb2.ReadResponse)).wait_s > 0
+
+    asyncio.run(ask_in_vain())
     begun_s = time.monotonic()
-    fetch(tmp_path / "b", donor(port)).run()
+    run(fetch(tmp_path / "b", donor(port)))
     assert time.monotonic() - begun_s < 15.0, "four pieces, a second each"
 
 
@@ -224,15 +236,14 @@ def test_who_has_another_state_or_none_is_passed_over(tmp_path: Path, served: Se
     damaged = entry_folder(tmp_path / "c", EPOCH) / TENSORS
     damaged.write_bytes(bytes(5 * MIB))
     donors = [donor(served.serve(tmp_path / site), site) for site in ("none", "a", "c")]
-    fetch(tmp_path / "b", *donors).run()
+    run(fetch(tmp_path / "b", *donors))
     assert files_of(tmp_path / "b") == files_of(tmp_path / "a")
     with pytest.raises(PeerLostError, match=r"3B of 5MiB in .* s; site c: it has another digest"):
-        fetch(tmp_path / "d", donors[2], timeout_s=1.0).run()
+        run(fetch(tmp_path / "d", donors[2], timeout_s=1.0))
     assert not entry_folder(tmp_path / "d", EPOCH).exists(), "of no use"
+    stranger = donor(served.serve(tmp_path / "a"), "x", session="?")
     with pytest.raises(PeerLostError, match="site x: an unknown session"):
-        fetch(
-            tmp_path / "e", donor(served.serve(tmp_path / "a"), "x", session="?"), timeout_s=0.5
-        ).run()
+        run(fetch(tmp_path / "e", stranger, timeout_s=0.5))
 
 
 class Script:
@@ -251,12 +262,12 @@ class Script:
         monkeypatch.setattr(state_fetch, "time", clock)
 
     def _connect(self, donor: Donor, _: object) -> SimpleNamespace:
-        def index(epoch: int) -> object:
+        async def index(epoch: int) -> object:
             assert epoch == EPOCH
             self.now_s += self.takes_s
             return next(self._answers[donor.name])
 
-        def read(_: int, path: str, piece: int, index: Index) -> bytes:
+        async def read(_: int, path: str, piece: int, index: Index) -> bytes:
             self.now_s += self.takes_s
             size = index.num_bytes[path] - piece * PIECE_BYTES
             return bytes(min(PIECE_BYTES, size))
@@ -265,7 +276,7 @@ class Script:
 
 
 def scripted(*names: str) -> list[Donor]:
-    def connect() -> tuple[grpc.Channel, str]:
+    def connect(_method: str) -> AbstractAsyncContextManager[Call]:
         raise AssertionError("it is no process")
 
     return [Donor(name, connect) for name in names]
@@ -291,7 +302,7 @@ def test_who_gets_on_with_writing_is_waited_for_however_long(
 
     script = Script(monkeypatch, {"a": answers()})
     taking = fetch(tmp_path, *scripted("a"), timeout_s=30.0)
-    taking.run()
+    run(taking)
     assert script.now_s > 2000.0
     assert taking.fetched_bytes == 9 * MIB + 3
     assert set(files_of(tmp_path)) == {TENSORS, OBJECTS, INDEX}
@@ -302,7 +313,7 @@ def test_who_does_not_get_on_with_writing_is_given_up(
 ) -> None:
     script = Script(monkeypatch, {"a": itertools.repeat(written_so_far(5 * MIB))})
     with pytest.raises(PeerLostError, match="epoch 7 could be had: a: it is being written, 5MiB"):
-        fetch(tmp_path, *scripted("a"), timeout_s=30.0).run()
+        run(fetch(tmp_path, *scripted("a"), timeout_s=30.0))
     assert script.now_s > 30.0
     assert not entry_folder(tmp_path, EPOCH).exists()
 
@@ -319,7 +330,7 @@ def test_time_in_which_this_process_stood_still_is_no_silence(
     script = Script(monkeypatch, {"a": answers()})
     script.takes_s = 0.0
     taking = fetch(tmp_path, *scripted("a"), timeout_s=30.0)
-    taking.run()
+    run(taking)
     assert taking.fetched_bytes == 9 * MIB + 3
 
 
@@ -330,42 +341,19 @@ class Broken:
     digests: Mapping[str, tuple[int, ...]] = {}
 
 
-def test_a_bug_in_a_thread_that_fetches_is_told(
+def test_a_bug_in_a_task_that_fetches_is_told(
     tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_state(tmp_path / "a", 5 * MIB)
     taking = fetch(tmp_path / "b", donor(served.serve(tmp_path / "a")), timeout_s=5.0)
-    monkeypatch.setattr(taking, "_take_index", Broken)
+
+    async def broken() -> Broken:
+        return Broken()
+
+    monkeypatch.setattr(taking, "_take_index", broken)
     with pytest.raises(KeyError, match=TENSORS):
-        taking.run()
+        run(taking)
     assert not entry_folder(tmp_path / "b", EPOCH).exists()
-
-
-def test_only_a_donor_says_whose_turn_it_is_not(tmp_path: Path, served: Served) -> None:
-    """gRPC has the same status for a piece that is longer than its channel takes."""
-    make_state(tmp_path / "a", 5 * MIB)
-    port = served.serve(tmp_path / "a")
-
-    def connect() -> tuple[grpc.Channel, str]:
-        options = [("grpc.max_receive_message_length", MIB)]
-        return grpc.insecure_channel(f"127.0.0.1:{port}", options=options), SESSION
-
-    taking = fetch(tmp_path / "b", Donor("site a", connect), timeout_s=1.0)
-    late = threading.Timer(WITHIN_S / 2, taking.close)
-    late.start()
-    with pytest.raises(PeerLostError, match=r"nothing for \d\.\d s; site a: .*larger than max"):
-        taking.run()
-    late.cancel()
-
-
-def test_an_answer_that_was_carried_and_cannot_be_read_is_as_with_grpc() -> None:
-    inbound_proxy = SimpleNamespace(call=lambda *_: b"\xff")
-    stub = state_pb2_grpc.StateStub(
-        InboundProxy.channel(cast("InboundProxy", inbound_proxy), cast("Any", None))
-    )
-    with pytest.raises(grpc.RpcError, match="the answer to Index cannot be read") as caught:
-        stub.Index(state_pb2.IndexRequest(epoch=EPOCH), timeout=1.0)
-    assert caught.value.code() is grpc.StatusCode.INTERNAL
 
 
 def test_who_cannot_write_is_named_with_the_reason(
@@ -374,7 +362,7 @@ def test_who_cannot_write_is_named_with_the_reason(
     full = [written_so_far(7, "rank 0: /state: No space left")]
     script = Script(monkeypatch, {"a": full, "b": full})
     with pytest.raises(PeerLostError, match=r"a: rank 0: /state: No space left; b: rank 0: /st"):
-        fetch(tmp_path, *scripted("a", "b"), timeout_s=1000.0).run()
+        run(fetch(tmp_path, *scripted("a", "b"), timeout_s=1000.0))
     assert script.now_s == 40.0, "each is asked once"
 
 
@@ -382,7 +370,7 @@ def test_a_transfer_takes_as_long_as_pieces_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Script(monkeypatch, {"a": [index_of(80 * MIB)]})
-    fetch(tmp_path, *scripted("a"), timeout_s=30.0).run()
+    run(fetch(tmp_path, *scripted("a"), timeout_s=30.0))
     assert script.now_s > 20 * 20.0
 
 
@@ -392,14 +380,13 @@ def test_a_transfer_that_is_ended_says_how_far_it_came(
     script = Script(monkeypatch, {"a": [index_of(12 * MIB)]})
     taking = fetch(tmp_path, *scripted("a"), timeout_s=30.0)
 
-    def end(_: float) -> None:
-        taking.close()
+    async def never(_: object) -> int:
+        script.now_s += 100.0
+        return await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(PieceBook, "wait_complete", lambda _, timeout_s: end(timeout_s))
-    monkeypatch.setattr(PieceBook, "take", lambda _: None)
-    with pytest.raises(PeerLostError, match=r"as a whole: 3B of 12MiB in 40.0 s$"):
-        taking.run()
-    assert script.now_s == 40.0
+    monkeypatch.setattr(PieceBook, "take", never)
+    with pytest.raises(PeerLostError, match=r"as a whole: 3B of 12MiB in 140.0 s, nothing for 100"):
+        run(taking)
     assert not entry_folder(tmp_path, EPOCH).exists()
 
 
@@ -410,7 +397,7 @@ def test_a_state_for_which_there_is_no_room_is_not_fetched(
     free = shutil.disk_usage(tmp_path)._replace(free=SPARE_BYTES)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
     with pytest.raises(OSError, match="it takes 268MiB, and 256MiB are free"):
-        fetch(tmp_path, *scripted("a"), timeout_s=30.0).run()
+        run(fetch(tmp_path, *scripted("a"), timeout_s=30.0))
     assert not entry_folder(tmp_path, EPOCH).exists()
 
 
@@ -425,7 +412,7 @@ def test_a_disk_that_is_full_by_then_is_named_with_its_folder(
 
     monkeypatch.setattr(os, "pwrite", write)
     with pytest.raises(OSError, match="No space left") as raised:
-        taking.run()
+        run(taking)
     assert (
         failure_of(raised.value).message
         == f"{entry_folder(tmp_path, EPOCH)}: No space left on device"
@@ -433,11 +420,13 @@ def test_a_disk_that_is_full_by_then_is_named_with_its_folder(
 
 
 def test_a_gateway_says_how_far_its_ranks_are_with_the_latest_state(tmp_path: Path) -> None:
-    server = StateServer(tmp_path, known, {})
+    server = StateServer(tmp_path, lambda _: "b", {})
 
     def asked() -> state_pb2.IndexResponse:
         request = state_pb2.IndexRequest(epoch=EPOCH)
-        return asyncio.run(server.Index(request, cast("Context", None)))
+        answer = asyncio.run(server._index(request, cast("ServedCall", None)))
+        assert isinstance(answer, state_pb2.IndexResponse)
+        return answer
 
     server.note(0, StateProgress(epoch=EPOCH - 2, done_bytes=99))
     server.note(0, StateProgress(epoch=EPOCH, done_bytes=3))
@@ -448,10 +437,6 @@ def test_a_gateway_says_how_far_its_ranks_are_with_the_latest_state(tmp_path: Pa
     assert asked() == written_so_far(8, "No space left")
     make_state(tmp_path, 3)
     assert Index.from_bytes(asked().index).num_bytes[TENSORS] == 3
-
-
-async def known(_: Context) -> str:
-    return "b"
 
 
 def test_only_a_state_can_be_read(tmp_path: Path, served: Served) -> None:
@@ -481,12 +466,15 @@ def test_an_index_has_a_digest_for_each_piece(written: bytes) -> None:
 
 
 def test_pieces_are_given_to_whoever_asks_until_all_have_come() -> None:
-    book = PieceBook(2)
-    assert [book.take(), book.take()] == [0, 1]
-    book.put_back(0)
-    assert book.take() == 0
-    book.note_done()
-    assert not book.is_complete
-    book.note_done()
-    assert book.is_complete
-    assert book.take() is None
+    async def story() -> None:
+        book = PieceBook(2)
+        assert [await book.take(), await book.take()] == [0, 1]
+        await book.put_back(0)
+        assert await book.take() == 0
+        await book.note_done()
+        assert not book.is_complete
+        await book.note_done()
+        assert book.is_complete
+        assert await book.take() is None
+
+    asyncio.run(story())

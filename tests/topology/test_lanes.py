@@ -76,7 +76,7 @@ def of_a(world: Topology, cores: int | None) -> Lanes:
         ("100Gbit/s", "", 4, 1, 16, 4, "ranks"),
         ("100Gbit/s", "", 8, 1, 0, 1, "cores"),
         # Ports: two for each gateway.
-        ("100Gbit/s", "ports: 29500-29505", 8, 1, 128, 2, "ports"),
+        ("100Gbit/s", "ports: 29500-29502", 8, 1, 128, 2, "ports"),
         # Nobody knows the cores.
         ("100Gbit/s", "", 8, 1, None, 8, "ranks"),
     ],
@@ -105,7 +105,7 @@ def test_links_of_a_site_count_together_in_the_direction_that_carries_more() -> 
 def test_reasons_are_told() -> None:
     lanes = of_a(topology(wan="nic: 50Gbit/s, ports: 29500-29599"), 16)
     assert lanes.why == (
-        "links ask for 9, the card for 5, ranks allow 8, cores allow 4, ports allow 50; limited by "
+        "links ask for 9, the card for 5, ranks allow 8, cores allow 4, ports allow 100; limited by "
         "cores"
     )
     assert lanes.is_of_interest

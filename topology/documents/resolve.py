@@ -19,7 +19,6 @@ from isthmus.topology.models.topology_model import (
 from isthmus.topology.spec.geography import great_circle_km, rtt_of_distance
 from isthmus.topology.spec.units import format_duration
 from isthmus.topology.spec.world import (
-    GATEWAY_PORTS,
     Accelerator,
     CrossTraffic,
     Detection,
@@ -117,11 +116,9 @@ def _check_gateways(document: Document, model: TopologyModel, sites: tuple[Site,
     for written, site in zip(model.sites, sites, strict=True):
         ranks, gateways = site.accelerators_per_node, site.gateways_per_node
         ports = site.listening.ports
-        wanted = GATEWAY_PORTS * gateways
-        if ports is not None and len(ports) < wanted:
+        if ports is not None and len(ports) < gateways:
             message = (
-                f"want {wanted} ports or more, {GATEWAY_PORTS} for each gateway of a node; "
-                f"got {len(ports)}"
+                f"want {gateways} ports or more, one for each gateway of a node; got {len(ports)}"
             )
             document.add(("sites", site.index, "wan", "ports"), message)
         if ranks % gateways == 0:

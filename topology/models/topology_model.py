@@ -310,9 +310,7 @@ class WanModel(Strict):
     ] = None
     ports: Annotated[
         Ports | None,
-        Field(
-            description="Gateways bind ports of this range, two next to each other for each. [any]"
-        ),
+        Field(description="Gateways bind ports of this range, one each. [any]"),
     ] = None
 
     def listening(self) -> Listening:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from isthmus.topology.spec.world import GATEWAY_PORTS, Site, Topology
+from isthmus.topology.spec.world import Site, Topology
 
 LANE_BYTES_PER_S = 1.5e9
 """What one gateway carries each way: 12 Gbit/s in fp32 (docs/measurements/lanes.md)."""
@@ -86,7 +86,7 @@ def lanes_of(site: Site, topology: Topology, cores: int | None) -> Lanes:
     if cores is not None:
         asked[CORES] = max(1, (cores - ranks) // CORES_PER_LANE)  # a rank keeps one core busy
     if ports is not None:
-        asked[PORTS] = max(1, len(ports) // GATEWAY_PORTS)
+        asked[PORTS] = len(ports)
     most = min(asked[name] for name in (RANKS, CORES, PORTS) if name in asked)
     # Gateways of a node have the same number of ranks.
     fitting = [count for count in range(1, most + 1) if ranks % count == 0]

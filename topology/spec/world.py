@@ -78,11 +78,6 @@ class Launcher:
     the site's other nodes."""
 
 
-GATEWAY_PORTS = 2
-"""Number of consecutive ports of a gateway: the first for calls, the next for frames. Peers are
-given only the first."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortRange:
     """Ports that a firewall lets through, both ends included."""
@@ -105,7 +100,7 @@ class Listening:
     interfaces: tuple[str, ...] = ()
     """Network interfaces whose addresses a node's gateways bind instead, in turn."""
     ports: PortRange | None = None
-    """Ports to bind, GATEWAY_PORTS per gateway; None: any."""
+    """Ports to bind, one per gateway; None: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

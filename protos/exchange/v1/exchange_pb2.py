@@ -24,25 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)isthmus/protos/exchange/v1/exchange.proto\x12\x13isthmus.exchange.v1\"G\n\x03\x41sk\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x0f\n\x07streams\x18\x04 \x01(\r\"K\n\x06\x41nswer\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08response\x18\x02 \x01(\x0c\x12\x0e\n\x06status\x18\x03 \x01(\r\x12\x0f\n\x07\x64\x65tails\x18\x04 \x01(\t\"\xa1\x01\n\x0cHelloRequest\x12\x14\n\x0cprotocol_min\x18\x01 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x02 \x01(\r\x12\r\n\x05\x62uild\x18\x03 \x01(\t\x12\x13\n\x0b\x63onfig_hash\x18\x04 \x01(\t\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x06 \x01(\r\x12\x0c\n\x04site\x18\x07 \x01(\t\x12\x0f\n\x07gateway\x18\x08 \x01(\r\"A\n\rHelloResponse\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05\x62uild\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\t\"Z\n\x0cLeaveRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04site\x18\x04 \x01(\t\x12\x0c\n\x04rank\x18\x05 \x01(\x05\"\x0f\n\rLeaveResponse2\xf6\x01\n\x08\x45xchange\x12N\n\x05Hello\x12!.isthmus.exchange.v1.HelloRequest\x1a\".isthmus.exchange.v1.HelloResponse\x12N\n\x05Leave\x12!.isthmus.exchange.v1.LeaveRequest\x1a\".isthmus.exchange.v1.LeaveResponse\x12J\n\rReverseTunnel\x12\x1b.isthmus.exchange.v1.Answer\x1a\x18.isthmus.exchange.v1.Ask(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)isthmus/protos/exchange/v1/exchange.proto\x12\x13isthmus.exchange.v1\"&\n\x03\x45nd\x12\x0e\n\x06status\x18\x01 \x01(\r\x12\x0f\n\x07\x64\x65tails\x18\x02 \x01(\t\"\xa1\x01\n\x0cHelloRequest\x12\x14\n\x0cprotocol_min\x18\x01 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x02 \x01(\r\x12\r\n\x05\x62uild\x18\x03 \x01(\t\x12\x13\n\x0b\x63onfig_hash\x18\x04 \x01(\t\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x06 \x01(\r\x12\x0c\n\x04site\x18\x07 \x01(\t\x12\x0f\n\x07gateway\x18\x08 \x01(\r\"A\n\rHelloResponse\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05\x62uild\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\t\"Z\n\x0cLeaveRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04site\x18\x04 \x01(\t\x12\x0c\n\x04rank\x18\x05 \x01(\x05\"\x0f\n\rLeaveResponse2\xae\x01\n\x08\x45xchange\x12R\n\x05Hello\x12!.isthmus.exchange.v1.HelloRequest\x1a\".isthmus.exchange.v1.HelloResponse(\x01\x30\x01\x12N\n\x05Leave\x12!.isthmus.exchange.v1.LeaveRequest\x1a\".isthmus.exchange.v1.LeaveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'isthmus.protos.exchange.v1.exchange_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ASK']._serialized_start=66
-  _globals['_ASK']._serialized_end=137
-  _globals['_ANSWER']._serialized_start=139
-  _globals['_ANSWER']._serialized_end=214
-  _globals['_HELLOREQUEST']._serialized_start=217
-  _globals['_HELLOREQUEST']._serialized_end=378
-  _globals['_HELLORESPONSE']._serialized_start=380
-  _globals['_HELLORESPONSE']._serialized_end=445
-  _globals['_LEAVEREQUEST']._serialized_start=447
-  _globals['_LEAVEREQUEST']._serialized_end=537
-  _globals['_LEAVERESPONSE']._serialized_start=539
-  _globals['_LEAVERESPONSE']._serialized_end=554
-  _globals['_EXCHANGE']._serialized_start=557
-  _globals['_EXCHANGE']._serialized_end=803
+  _globals['_END']._serialized_start=66
+  _globals['_END']._serialized_end=104
+  _globals['_HELLOREQUEST']._serialized_start=107
+  _globals['_HELLOREQUEST']._serialized_end=268
+  _globals['_HELLORESPONSE']._serialized_start=270
+  _globals['_HELLORESPONSE']._serialized_end=335
+  _globals['_LEAVEREQUEST']._serialized_start=337
+  _globals['_LEAVEREQUEST']._serialized_end=427
+  _globals['_LEAVERESPONSE']._serialized_start=429
+  _globals['_LEAVERESPONSE']._serialized_end=444
+  _globals['_EXCHANGE']._serialized_start=447
+  _globals['_EXCHANGE']._serialized_end=621
 # @@protoc_insertion_point(module_scope)

@@ -3,18 +3,22 @@
 isort:skip_file
 The data plane's contract: gateways of different sites talk to each other.
 
-Tensors travel on a second method of this service, which protobuf does not describe because its
-messages are raw bytes (a protobuf bytes field costs up to four times more at these sizes). It, and
-its reverse, are served at the gateway's next port:
+Every call has a connection of its own, all to the gateway's one port. Tensors travel on a method that
+protobuf does not describe, because its messages are raw bytes (a protobuf bytes field costs up to four
+times more at these sizes):
 
-  /isthmus.exchange.v1.Exchange/Push   stream of frames up, stream of acknowledgements down
+  /isthmus.exchange.v1.Exchange/Push      stream of frames up, stream of acknowledgements down
 
-  /isthmus.exchange.v1.Exchange/Pull   stream of acknowledgements up, stream of frames down
+Frames and acknowledgements: protos/frame.py. A gateway that cannot be dialled (`inbound: false`) dials
+for both directions: it keeps some calls of a second such method open.
 
-Frames and acknowledgements: protos/frame.py. Push, Pull and ReverseTunnel name the session that Hello
-answered in their metadata under "isthmus-session"; an unknown one is ABORTED.
-A gateway that cannot be dialled (`inbound: false`) dials for both directions: it keeps a
-ReverseTunnel open, and pulls the frames that the peer would otherwise push.
+  /isthmus.exchange.v1.Exchange/Reverse   stream of one call's messages down, stream of its answers up
+
+The peer that wants to make a call takes one of them. Its first message down is the method's path. Each
+message up begins with a byte: 0, and a message follows; 1, and End follows. Another Reverse is opened
+for the next call.
+Push and Reverse name the session that Hello answered in their metadata under "isthmus-session"; an
+unknown one is ABORTED.
 """
 
 import builtins
@@ -25,46 +29,13 @@ import typing
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
-class Ask(google.protobuf.message.Message):
-    """A call to a gateway that dials out. Without a method it only sets the number of streams."""
+class End(google.protobuf.message.Message):
+    """The end of a call that was made over a Reverse."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    NUMBER_FIELD_NUMBER: builtins.int
-    METHOD_FIELD_NUMBER: builtins.int
-    REQUEST_FIELD_NUMBER: builtins.int
-    STREAMS_FIELD_NUMBER: builtins.int
-    number: builtins.int
-    """number of the call; the answer repeats it"""
-    method: builtins.str
-    """"Hello", "Leave", or one of State: "Index", "Read" """
-    request: builtins.bytes
-    """that method's request"""
-    streams: builtins.int
-    """number of Pulls to keep open; it never decreases"""
-    def __init__(
-        self,
-        *,
-        number: builtins.int = ...,
-        method: builtins.str = ...,
-        request: builtins.bytes = ...,
-        streams: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["method", b"method", "number", b"number", "request", b"request", "streams", b"streams"]) -> None: ...
-
-global___Ask = Ask
-
-@typing.final
-class Answer(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NUMBER_FIELD_NUMBER: builtins.int
-    RESPONSE_FIELD_NUMBER: builtins.int
     STATUS_FIELD_NUMBER: builtins.int
     DETAILS_FIELD_NUMBER: builtins.int
-    number: builtins.int
-    response: builtins.bytes
-    """that method's response; empty with a status"""
     status: builtins.int
     """gRPC status; 0: OK"""
     details: builtins.str
@@ -72,14 +43,12 @@ class Answer(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        number: builtins.int = ...,
-        response: builtins.bytes = ...,
         status: builtins.int = ...,
         details: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["details", b"details", "number", b"number", "response", b"response", "status", b"status"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["details", b"details", "status", b"status"]) -> None: ...
 
-global___Answer = Answer
+global___End = End
 
 @typing.final
 class HelloRequest(google.protobuf.message.Message):

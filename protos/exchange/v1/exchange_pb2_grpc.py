@@ -34,7 +34,7 @@ class ExchangeStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Hello = channel.unary_unary(
+        self.Hello = channel.stream_stream(
                 '/isthmus.exchange.v1.Exchange/Hello',
                 request_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloRequest.SerializeToString,
                 response_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloResponse.FromString,
@@ -44,20 +44,15 @@ class ExchangeStub(object):
                 request_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveResponse.FromString,
                 _registered_method=True)
-        self.ReverseTunnel = channel.stream_stream(
-                '/isthmus.exchange.v1.Exchange/ReverseTunnel',
-                request_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.Answer.SerializeToString,
-                response_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.Ask.FromString,
-                _registered_method=True)
 
 
 class ExchangeServicer(object):
     """Missing associated documentation comment in .proto file."""
 
-    def Hello(self, request, context):
+    def Hello(self, request_iterator, context):
         """Opens a session from one gateway to another. Refused with FAILED_PRECONDITION when the protocol
         ranges do not meet or the configurations differ, with ABORTED when run or generation differ.
-        Also serves as a heartbeat: a repeated call has the same answer.
+        Also serves as a heartbeat: each further request has the same answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,18 +66,10 @@ class ExchangeServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReverseTunnel(self, request_iterator, context):
-        """From a gateway that cannot be dialled: the peer's calls to it arrive on this stream. A new
-        stream of a gateway ends its earlier one.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_ExchangeServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Hello': grpc.unary_unary_rpc_method_handler(
+            'Hello': grpc.stream_stream_rpc_method_handler(
                     servicer.Hello,
                     request_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloRequest.FromString,
                     response_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloResponse.SerializeToString,
@@ -91,11 +78,6 @@ def add_ExchangeServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveRequest.FromString,
                     response_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveResponse.SerializeToString,
-            ),
-            'ReverseTunnel': grpc.stream_stream_rpc_method_handler(
-                    servicer.ReverseTunnel,
-                    request_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.Answer.FromString,
-                    response_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.Ask.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -109,7 +91,7 @@ class Exchange(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Hello(request,
+    def Hello(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -119,8 +101,8 @@ class Exchange(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/isthmus.exchange.v1.Exchange/Hello',
             isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloRequest.SerializeToString,
@@ -152,33 +134,6 @@ class Exchange(object):
             '/isthmus.exchange.v1.Exchange/Leave',
             isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveRequest.SerializeToString,
             isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReverseTunnel(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/isthmus.exchange.v1.Exchange/ReverseTunnel',
-            isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.Answer.SerializeToString,
-            isthmus_dot_protos_dot_exchange_dot_v1_dot_exchange__pb2.Ask.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,18 +3,22 @@
 isort:skip_file
 The data plane's contract: gateways of different sites talk to each other.
 
-Tensors travel on a second method of this service, which protobuf does not describe because its
-messages are raw bytes (a protobuf bytes field costs up to four times more at these sizes). It, and
-its reverse, are served at the gateway's next port:
+Every call has a connection of its own, all to the gateway's one port. Tensors travel on a method that
+protobuf does not describe, because its messages are raw bytes (a protobuf bytes field costs up to four
+times more at these sizes):
 
-  /isthmus.exchange.v1.Exchange/Push   stream of frames up, stream of acknowledgements down
+  /isthmus.exchange.v1.Exchange/Push      stream of frames up, stream of acknowledgements down
 
-  /isthmus.exchange.v1.Exchange/Pull   stream of acknowledgements up, stream of frames down
+Frames and acknowledgements: protos/frame.py. A gateway that cannot be dialled (`inbound: false`) dials
+for both directions: it keeps some calls of a second such method open.
 
-Frames and acknowledgements: protos/frame.py. Push, Pull and ReverseTunnel name the session that Hello
-answered in their metadata under "isthmus-session"; an unknown one is ABORTED.
-A gateway that cannot be dialled (`inbound: false`) dials for both directions: it keeps a
-ReverseTunnel open, and pulls the frames that the peer would otherwise push.
+  /isthmus.exchange.v1.Exchange/Reverse   stream of one call's messages down, stream of its answers up
+
+The peer that wants to make a call takes one of them. Its first message down is the method's path. Each
+message up begins with a byte: 0, and a message follows; 1, and End follows. Another Reverse is opened
+for the next call.
+Push and Reverse name the session that Hello answered in their metadata under "isthmus-session"; an
+unknown one is ABORTED.
 """
 
 import abc
@@ -33,13 +37,13 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 
 class ExchangeStub:
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
-    Hello: grpc.UnaryUnaryMultiCallable[
+    Hello: grpc.StreamStreamMultiCallable[
         isthmus.protos.exchange.v1.exchange_pb2.HelloRequest,
         isthmus.protos.exchange.v1.exchange_pb2.HelloResponse,
     ]
     """Opens a session from one gateway to another. Refused with FAILED_PRECONDITION when the protocol
     ranges do not meet or the configurations differ, with ABORTED when run or generation differ.
-    Also serves as a heartbeat: a repeated call has the same answer.
+    Also serves as a heartbeat: each further request has the same answer.
     """
 
     Leave: grpc.UnaryUnaryMultiCallable[
@@ -50,22 +54,14 @@ class ExchangeStub:
     go on. ABORTED for an unknown session.
     """
 
-    ReverseTunnel: grpc.StreamStreamMultiCallable[
-        isthmus.protos.exchange.v1.exchange_pb2.Answer,
-        isthmus.protos.exchange.v1.exchange_pb2.Ask,
-    ]
-    """From a gateway that cannot be dialled: the peer's calls to it arrive on this stream. A new
-    stream of a gateway ends its earlier one.
-    """
-
 class ExchangeAsyncStub:
-    Hello: grpc.aio.UnaryUnaryMultiCallable[
+    Hello: grpc.aio.StreamStreamMultiCallable[
         isthmus.protos.exchange.v1.exchange_pb2.HelloRequest,
         isthmus.protos.exchange.v1.exchange_pb2.HelloResponse,
     ]
     """Opens a session from one gateway to another. Refused with FAILED_PRECONDITION when the protocol
     ranges do not meet or the configurations differ, with ABORTED when run or generation differ.
-    Also serves as a heartbeat: a repeated call has the same answer.
+    Also serves as a heartbeat: each further request has the same answer.
     """
 
     Leave: grpc.aio.UnaryUnaryMultiCallable[
@@ -76,24 +72,16 @@ class ExchangeAsyncStub:
     go on. ABORTED for an unknown session.
     """
 
-    ReverseTunnel: grpc.aio.StreamStreamMultiCallable[
-        isthmus.protos.exchange.v1.exchange_pb2.Answer,
-        isthmus.protos.exchange.v1.exchange_pb2.Ask,
-    ]
-    """From a gateway that cannot be dialled: the peer's calls to it arrive on this stream. A new
-    stream of a gateway ends its earlier one.
-    """
-
 class ExchangeServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Hello(
         self,
-        request: isthmus.protos.exchange.v1.exchange_pb2.HelloRequest,
+        request_iterator: _MaybeAsyncIterator[isthmus.protos.exchange.v1.exchange_pb2.HelloRequest],
         context: _ServicerContext,
-    ) -> typing.Union[isthmus.protos.exchange.v1.exchange_pb2.HelloResponse, collections.abc.Awaitable[isthmus.protos.exchange.v1.exchange_pb2.HelloResponse]]:
+    ) -> typing.Union[collections.abc.Iterator[isthmus.protos.exchange.v1.exchange_pb2.HelloResponse], collections.abc.AsyncIterator[isthmus.protos.exchange.v1.exchange_pb2.HelloResponse]]:
         """Opens a session from one gateway to another. Refused with FAILED_PRECONDITION when the protocol
         ranges do not meet or the configurations differ, with ABORTED when run or generation differ.
-        Also serves as a heartbeat: a repeated call has the same answer.
+        Also serves as a heartbeat: each further request has the same answer.
         """
 
     @abc.abstractmethod
@@ -104,16 +92,6 @@ class ExchangeServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[isthmus.protos.exchange.v1.exchange_pb2.LeaveResponse, collections.abc.Awaitable[isthmus.protos.exchange.v1.exchange_pb2.LeaveResponse]]:
         """A gateway ends: it has finished and needs no more frames, or it has failed and the run cannot
         go on. ABORTED for an unknown session.
-        """
-
-    @abc.abstractmethod
-    def ReverseTunnel(
-        self,
-        request_iterator: _MaybeAsyncIterator[isthmus.protos.exchange.v1.exchange_pb2.Answer],
-        context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[isthmus.protos.exchange.v1.exchange_pb2.Ask], collections.abc.AsyncIterator[isthmus.protos.exchange.v1.exchange_pb2.Ask]]:
-        """From a gateway that cannot be dialled: the peer's calls to it arrive on this stream. A new
-        stream of a gateway ends its earlier one.
         """
 
 def add_ExchangeServicer_to_server(servicer: ExchangeServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

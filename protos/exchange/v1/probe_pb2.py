@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&isthmus/protos/exchange/v1/probe.proto\x12\x13isthmus.exchange.v1\"\r\n\x0bTurnRequest\"5\n\x0cTurnResponse\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\x12\r\n\x05now_s\x18\x02 \x01(\x01\"\r\n\x0b\x45\x63hoRequest\"\x0e\n\x0c\x45\x63hoResponse\"\x0f\n\rFinishRequest\"\x10\n\x0e\x46inishResponse2\xf8\x01\n\x05Probe\x12O\n\x04Turn\x12 .isthmus.exchange.v1.TurnRequest\x1a!.isthmus.exchange.v1.TurnResponse(\x01\x30\x01\x12K\n\x04\x45\x63ho\x12 .isthmus.exchange.v1.EchoRequest\x1a!.isthmus.exchange.v1.EchoResponse\x12Q\n\x06\x46inish\x12\".isthmus.exchange.v1.FinishRequest\x1a#.isthmus.exchange.v1.FinishResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&isthmus/protos/exchange/v1/probe.proto\x12\x13isthmus.exchange.v1\"\r\n\x0bTurnRequest\"5\n\x0cTurnResponse\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\x12\r\n\x05now_s\x18\x02 \x01(\x01\"\r\n\x0b\x45\x63hoRequest\"\x0e\n\x0c\x45\x63hoResponse\"\x0f\n\rFinishRequest\"\x10\n\x0e\x46inishResponse2\xfc\x01\n\x05Probe\x12O\n\x04Turn\x12 .isthmus.exchange.v1.TurnRequest\x1a!.isthmus.exchange.v1.TurnResponse(\x01\x30\x01\x12O\n\x04\x45\x63ho\x12 .isthmus.exchange.v1.EchoRequest\x1a!.isthmus.exchange.v1.EchoResponse(\x01\x30\x01\x12Q\n\x06\x46inish\x12\".isthmus.exchange.v1.FinishRequest\x1a#.isthmus.exchange.v1.FinishResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,5 +44,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FINISHRESPONSE']._serialized_start=181
   _globals['_FINISHRESPONSE']._serialized_end=197
   _globals['_PROBE']._serialized_start=200
-  _globals['_PROBE']._serialized_end=448
+  _globals['_PROBE']._serialized_end=452
 # @@protoc_insertion_point(module_scope)

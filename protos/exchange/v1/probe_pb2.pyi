@@ -4,8 +4,7 @@ isort:skip_file
 Measuring a link between two gateways. Served only in a run whose job says so; every call names the
 session that Exchange.Hello answered, in its metadata under "isthmus-session"; an unknown one is ABORTED.
 
-Bulk bytes travel on a fourth method, which protobuf does not describe because its messages are raw.
-It is served at the gateway's next port:
+Bulk bytes travel on a fourth method, which protobuf does not describe because its messages are raw:
 
   /isthmus.exchange.v1.Probe/Flood      stream of pieces up, nothing down
 

@@ -39,7 +39,7 @@ class ProbeStub(object):
                 request_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.TurnRequest.SerializeToString,
                 response_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.TurnResponse.FromString,
                 _registered_method=True)
-        self.Echo = channel.unary_unary(
+        self.Echo = channel.stream_stream(
                 '/isthmus.exchange.v1.Probe/Echo',
                 request_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.EchoRequest.SerializeToString,
                 response_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.EchoResponse.FromString,
@@ -63,8 +63,8 @@ class ProbeServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Echo(self, request, context):
-        """Answers at once.
+    def Echo(self, request_iterator, context):
+        """Each request is answered at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,7 +85,7 @@ def add_ProbeServicer_to_server(servicer, server):
                     request_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.TurnRequest.FromString,
                     response_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.TurnResponse.SerializeToString,
             ),
-            'Echo': grpc.unary_unary_rpc_method_handler(
+            'Echo': grpc.stream_stream_rpc_method_handler(
                     servicer.Echo,
                     request_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.EchoRequest.FromString,
                     response_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.EchoResponse.SerializeToString,
@@ -134,7 +134,7 @@ class Probe(object):
             _registered_method=True)
 
     @staticmethod
-    def Echo(request,
+    def Echo(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -144,8 +144,8 @@ class Probe(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/isthmus.exchange.v1.Probe/Echo',
             isthmus_dot_protos_dot_exchange_dot_v1_dot_probe__pb2.EchoRequest.SerializeToString,

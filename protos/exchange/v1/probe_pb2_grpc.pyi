@@ -4,8 +4,7 @@ isort:skip_file
 Measuring a link between two gateways. Served only in a run whose job says so; every call names the
 session that Exchange.Hello answered, in its metadata under "isthmus-session"; an unknown one is ABORTED.
 
-Bulk bytes travel on a fourth method, which protobuf does not describe because its messages are raw.
-It is served at the gateway's next port:
+Bulk bytes travel on a fourth method, which protobuf does not describe because its messages are raw:
 
   /isthmus.exchange.v1.Probe/Flood      stream of pieces up, nothing down
 
@@ -38,11 +37,11 @@ class ProbeStub:
     with the bytes received.
     """
 
-    Echo: grpc.UnaryUnaryMultiCallable[
+    Echo: grpc.StreamStreamMultiCallable[
         isthmus.protos.exchange.v1.probe_pb2.EchoRequest,
         isthmus.protos.exchange.v1.probe_pb2.EchoResponse,
     ]
-    """Answers at once."""
+    """Each request is answered at once."""
 
     Finish: grpc.UnaryUnaryMultiCallable[
         isthmus.protos.exchange.v1.probe_pb2.FinishRequest,
@@ -60,11 +59,11 @@ class ProbeAsyncStub:
     with the bytes received.
     """
 
-    Echo: grpc.aio.UnaryUnaryMultiCallable[
+    Echo: grpc.aio.StreamStreamMultiCallable[
         isthmus.protos.exchange.v1.probe_pb2.EchoRequest,
         isthmus.protos.exchange.v1.probe_pb2.EchoResponse,
     ]
-    """Answers at once."""
+    """Each request is answered at once."""
 
     Finish: grpc.aio.UnaryUnaryMultiCallable[
         isthmus.protos.exchange.v1.probe_pb2.FinishRequest,
@@ -87,10 +86,10 @@ class ProbeServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Echo(
         self,
-        request: isthmus.protos.exchange.v1.probe_pb2.EchoRequest,
+        request_iterator: _MaybeAsyncIterator[isthmus.protos.exchange.v1.probe_pb2.EchoRequest],
         context: _ServicerContext,
-    ) -> typing.Union[isthmus.protos.exchange.v1.probe_pb2.EchoResponse, collections.abc.Awaitable[isthmus.protos.exchange.v1.probe_pb2.EchoResponse]]:
-        """Answers at once."""
+    ) -> typing.Union[collections.abc.Iterator[isthmus.protos.exchange.v1.probe_pb2.EchoResponse], collections.abc.AsyncIterator[isthmus.protos.exchange.v1.probe_pb2.EchoResponse]]:
+        """Each request is answered at once."""
 
     @abc.abstractmethod
     def Finish(

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&isthmus/protos/exchange/v1/state.proto\x12\x13isthmus.exchange.v1\"\x1d\n\x0cIndexRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"C\n\rIndexResponse\x12\r\n\x05index\x18\x01 \x01(\x0c\x12\x12\n\ndone_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07problem\x18\x03 \x01(\t\"9\n\x0bReadRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\r\n\x05piece\x18\x03 \x01(\x04\"\x1c\n\x0cReadResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xa4\x01\n\x05State\x12N\n\x05Index\x12!.isthmus.exchange.v1.IndexRequest\x1a\".isthmus.exchange.v1.IndexResponse\x12K\n\x04Read\x12 .isthmus.exchange.v1.ReadRequest\x1a!.isthmus.exchange.v1.ReadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&isthmus/protos/exchange/v1/state.proto\x12\x13isthmus.exchange.v1\"\x1d\n\x0cIndexRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"C\n\rIndexResponse\x12\r\n\x05index\x18\x01 \x01(\x0c\x12\x12\n\ndone_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07problem\x18\x03 \x01(\t\"9\n\x0bReadRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\r\n\x05piece\x18\x03 \x01(\x04\",\n\x0cReadResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\x32\xa8\x01\n\x05State\x12N\n\x05Index\x12!.isthmus.exchange.v1.IndexRequest\x1a\".isthmus.exchange.v1.IndexResponse\x12O\n\x04Read\x12 .isthmus.exchange.v1.ReadRequest\x1a!.isthmus.exchange.v1.ReadResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,7 +38,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_READREQUEST']._serialized_start=163
   _globals['_READREQUEST']._serialized_end=220
   _globals['_READRESPONSE']._serialized_start=222
-  _globals['_READRESPONSE']._serialized_end=250
-  _globals['_STATE']._serialized_start=253
-  _globals['_STATE']._serialized_end=417
+  _globals['_READRESPONSE']._serialized_end=266
+  _globals['_STATE']._serialized_start=269
+  _globals['_STATE']._serialized_end=437
 # @@protoc_insertion_point(module_scope)

@@ -82,13 +82,17 @@ class ReadResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     DATA_FIELD_NUMBER: builtins.int
+    WAIT_S_FIELD_NUMBER: builtins.int
     data: builtins.bytes
-    """the piece, whose digest is in the index"""
+    """the piece, whose digest is in the index; empty: not yet"""
+    wait_s: builtins.float
+    """without data: the caller's site has used its share of the link for so long; ask again"""
     def __init__(
         self,
         *,
         data: builtins.bytes = ...,
+        wait_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "wait_s", b"wait_s"]) -> None: ...
 
 global___ReadResponse = ReadResponse

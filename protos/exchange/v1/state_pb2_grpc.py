@@ -39,7 +39,7 @@ class StateStub(object):
                 request_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.IndexRequest.SerializeToString,
                 response_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.IndexResponse.FromString,
                 _registered_method=True)
-        self.Read = channel.unary_unary(
+        self.Read = channel.stream_stream(
                 '/isthmus.exchange.v1.State/Read',
                 request_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.ReadRequest.SerializeToString,
                 response_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.ReadResponse.FromString,
@@ -56,9 +56,8 @@ class StateServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Read(self, request, context):
-        """One piece of one of the state's files. RESOURCE_EXHAUSTED: the caller's site has used its share
-        of the link for now; ask again.
+    def Read(self, request_iterator, context):
+        """Pieces of the state's files. Each request is answered before the next one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,7 +71,7 @@ def add_StateServicer_to_server(servicer, server):
                     request_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.IndexRequest.FromString,
                     response_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.IndexResponse.SerializeToString,
             ),
-            'Read': grpc.unary_unary_rpc_method_handler(
+            'Read': grpc.stream_stream_rpc_method_handler(
                     servicer.Read,
                     request_deserializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.ReadRequest.FromString,
                     response_serializer=isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.ReadResponse.SerializeToString,
@@ -116,7 +115,7 @@ class State(object):
             _registered_method=True)
 
     @staticmethod
-    def Read(request,
+    def Read(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -126,8 +125,8 @@ class State(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/isthmus.exchange.v1.State/Read',
             isthmus_dot_protos_dot_exchange_dot_v1_dot_state__pb2.ReadRequest.SerializeToString,

@@ -29,13 +29,11 @@ class StateStub:
     ]
     """The index of the state for sites that rejoin with an epoch."""
 
-    Read: grpc.UnaryUnaryMultiCallable[
+    Read: grpc.StreamStreamMultiCallable[
         isthmus.protos.exchange.v1.state_pb2.ReadRequest,
         isthmus.protos.exchange.v1.state_pb2.ReadResponse,
     ]
-    """One piece of one of the state's files. RESOURCE_EXHAUSTED: the caller's site has used its share
-    of the link for now; ask again.
-    """
+    """Pieces of the state's files. Each request is answered before the next one."""
 
 class StateAsyncStub:
     Index: grpc.aio.UnaryUnaryMultiCallable[
@@ -44,13 +42,11 @@ class StateAsyncStub:
     ]
     """The index of the state for sites that rejoin with an epoch."""
 
-    Read: grpc.aio.UnaryUnaryMultiCallable[
+    Read: grpc.aio.StreamStreamMultiCallable[
         isthmus.protos.exchange.v1.state_pb2.ReadRequest,
         isthmus.protos.exchange.v1.state_pb2.ReadResponse,
     ]
-    """One piece of one of the state's files. RESOURCE_EXHAUSTED: the caller's site has used its share
-    of the link for now; ask again.
-    """
+    """Pieces of the state's files. Each request is answered before the next one."""
 
 class StateServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -64,11 +60,9 @@ class StateServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Read(
         self,
-        request: isthmus.protos.exchange.v1.state_pb2.ReadRequest,
+        request_iterator: _MaybeAsyncIterator[isthmus.protos.exchange.v1.state_pb2.ReadRequest],
         context: _ServicerContext,
-    ) -> typing.Union[isthmus.protos.exchange.v1.state_pb2.ReadResponse, collections.abc.Awaitable[isthmus.protos.exchange.v1.state_pb2.ReadResponse]]:
-        """One piece of one of the state's files. RESOURCE_EXHAUSTED: the caller's site has used its share
-        of the link for now; ask again.
-        """
+    ) -> typing.Union[collections.abc.Iterator[isthmus.protos.exchange.v1.state_pb2.ReadResponse], collections.abc.AsyncIterator[isthmus.protos.exchange.v1.state_pb2.ReadResponse]]:
+        """Pieces of the state's files. Each request is answered before the next one."""
 
 def add_StateServicer_to_server(servicer: StateServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

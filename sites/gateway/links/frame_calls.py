@@ -1,11 +1,10 @@
-"""gRPC calls that carry frames, each on its own connection, dialled or accepted.
+"""gRPC calls between gateways, each on its own connection, dialled or accepted.
 
 `http2.py` has the protocol, without I/O. This module has the sockets. Every call runs on the
 process's event loop, reads straight into its message's memory, and writes without a copy. As the
 sockets are our own, TCP can be configured and measured (`congestion/kernel.py`).
 
-A gateway listens for them on its frames port, the one after its port for gRPC's library
-(`frame_listener.py`).
+A gateway listens for them with `frame_listener.py`; `calls.py` has what is made of them.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ _PSEUDO: Final = ":"
 
 
 class CallError(grpc.RpcError):
-    """A call that carries frames was refused, or its connection broke."""
+    """A call was refused, or its connection broke."""
 
     def __init__(self, status: grpc.StatusCode, why: str) -> None:
         super().__init__(why)
@@ -262,6 +261,10 @@ class FrameCall:
             if not left:
                 break
         self._check()
+
+    def finish(self) -> None:
+        """Say, as the client, that no more messages will come; the answers can still be read."""
+        self._push([self._http2.finish()])
 
     def cancel(self) -> None:
         """End the call and its connection at once, and free unread messages."""
@@ -727,7 +730,7 @@ async def dial(
     """Make a call over a fresh connection to the peer `to`; cancel it at the end.
 
     Args:
-        address: host and frames port.
+        address: host and port.
         method: `/package.service/name`.
         metadata: the call's metadata.
         security: certificates of this side.

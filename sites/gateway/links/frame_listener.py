@@ -1,6 +1,6 @@
-"""Accepts connections on the frames port, and admits calls at a bounded cost.
+"""Accepts connections on a gateway's port, and admits calls at a bounded cost.
 
-Anyone who reaches the frames port can connect, and so cause TLS handshakes and HTTP/2 parsing. A
+Anyone who reaches the port can connect, and so cause TLS handshakes and HTTP/2 parsing. A
 connection is a *stranger* until its call is let in. This work runs on the loop that carries frames,
 so it is rationed:
 
@@ -23,7 +23,7 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import grpc
@@ -35,8 +35,8 @@ from isthmus.protos.limits import EXCHANGE_CHANNEL_BYTES, HANDSHAKE_S
 from isthmus.protos.mutual_tls import CertificateError
 from isthmus.protos.security import Security
 from isthmus.sites.gateway.links.allowance import Allowance
+from isthmus.sites.gateway.links.calls import Serve, serve_call
 from isthmus.sites.gateway.links.frame_calls import (
-    CallError,
     FrameCall,
     Patience,
     last_words,
@@ -66,9 +66,6 @@ _SWEEP_S: Final = 0.25
 _BACKLOG: Final = 256
 _RETRY_S: Final = 0.1
 _WARN_EVERY_S: Final = 10.0
-
-Serve = Callable[[FrameCall], Awaitable[None]]
-"""Serves a call until the peer ends it; raises IsthmusError to refuse it, or to end it."""
 
 
 class FrameListener:
@@ -296,21 +293,9 @@ class FrameListener:
     # ---------------------------------------------------------------- calls
 
     async def _serve(self, call: FrameCall, method: str, serve: Serve) -> None:
-        """Serve a call, and tell its client how it ended."""
         call.answer()
         call.keep_alive(self._patience, self._security)
-        try:
-            await serve(call)
-        except IsthmusError as error:
-            status = STATUS.get(type(error), grpc.StatusCode.INTERNAL)
-            await call.end(status, str(error))
-        except CallError as error:
-            _log.debug("a call from %s ended: %s", call.peer(), error)
-        except Exception as error:  # noqa: BLE001 - a call's root: as gRPC's server has it
-            _log.exception("%s was not served", method)
-            await call.end(grpc.StatusCode.UNKNOWN, text_of(error))
-        else:
-            await call.end(grpc.StatusCode.OK, "")
+        await serve_call(call, method, serve)
 
 
 class _Stranger:

@@ -233,6 +233,10 @@ class Http2:
         self._stream_window -= length
         return _HEAD.pack(length >> 16, length & 0xFFFF, Kind.DATA, 0, self._stream) + prefix
 
+    def finish(self) -> bytes:
+        """Return an empty DATA frame that ends this side of the call: no more messages."""
+        return _HEAD.pack(0, 0, Kind.DATA, _END_STREAM, self._stream)
+
     # ---------------------------------------------------------------- what comes
 
     @property

@@ -2,8 +2,9 @@
 
 A link queues frames in an outbox (`send_queue.py`). Streams carry them, each on its own connection
 (`streams.py`); `congestion/connections.py` decides how many, and `congestion/kernel.py` configures
-them. Threads watch whether the peer lives (`peer_watch.py`) and let TCP use the pauses. The link
-starts all these and ends them together.
+them. `peer_watch.py` watches whether the peer lives. All of it runs as tasks of the event loop.
+Where this gateway accepts no connections, the link also offers some for the peer's calls
+(`reversed_calls.py`).
 
 A link is made when a plan first needs it. A link that is lost while no plan needs it is only
 closed, and made again when a plan does.
@@ -11,35 +12,43 @@ closed, and made again when a plan does.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from typing import Any
 
-import grpc
-
-from isthmus.protos.errors import IsthmusError, LocalProtocolError, failure_of
-from isthmus.protos.exchange.v1.exchange_pb2 import LeaveRequest
-from isthmus.protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
+from isthmus.protos.errors import IsthmusError, LocalProtocolError, PeerLostError, failure_of
+from isthmus.protos.exchange.v1.exchange_pb2 import LeaveRequest, LeaveResponse
 from isthmus.protos.failure import Failure
 from isthmus.protos.frame import ChunkKey, Frame, Kind, pack
 from isthmus.sites.gateway.config import GatewayConfig, GatewayId, PeerLink
+from isthmus.sites.gateway.links.calls import Target, ask, deadline
 from isthmus.sites.gateway.links.congestion.connections import ChannelGrowth
 from isthmus.sites.gateway.links.congestion.kernel import use_pauses
 from isthmus.sites.gateway.links.congestion.rate import window_bytes
-from isthmus.sites.gateway.links.inbound_proxy import InboundProxy
-from isthmus.sites.gateway.links.outbound_tunnel import OutboundTunnel, Servant
+from isthmus.sites.gateway.links.frame_calls import CallError
 from isthmus.sites.gateway.links.peer_server import ExchangeServer
 from isthmus.sites.gateway.links.peer_watch import Judge, PeerWatch
+from isthmus.sites.gateway.links.reversed_calls import Offers, Servant
 from isthmus.sites.gateway.links.send_queue import LinkTotals, Outbox, Outgoing, outgoing
 from isthmus.sites.gateway.links.streams import Streams
-from isthmus.sites.gateway.links.transport import Peer, details
+from isthmus.sites.gateway.links.transport import (
+    HELLO_METHOD,
+    LEAVE_METHOD,
+    Peer,
+    details,
+    say_hello,
+)
+from isthmus.sites.gateway.links.wire_loop import WireLoop
 
 _log = logging.getLogger(__name__)
 
-_JOIN_S = 2.0
+_END_S = 2.0
 _BDP_AHEAD = 2
 _AHEAD_MIN_BYTES = 4 << 20
 _COLD_MIN_BYTES = 256 << 10
@@ -51,13 +60,17 @@ to two BDPs."""
 
 
 class Link:
-    """The outgoing link to one peer. `open`, `send`, `drain` before a clean end, `close`."""
+    """The outgoing link to one peer. `open`, `send`, `drain` before a clean end, `close`.
+
+    Coroutines run on the event loop; other methods may be called from any thread.
+    """
 
     def __init__(
         self,
         config: GatewayConfig,
         link: PeerLink,
-        peer: Peer | InboundProxy,
+        peer: Target,
+        wire: WireLoop,
         *,
         on_failure: Callable[[Failure], None],
         on_progress: Callable[[], None],
@@ -65,11 +78,11 @@ class Link:
         on_reached: Callable[[], None] = lambda: None,
         servant: Servant | None = None,
     ) -> None:
-        """`on_failure` is called once, from a thread of the link.
+        """`on_failure` is called once, on the event loop.
 
-        `on_progress` is called when a frame has left the queue, and must not block. `on_suspect`
-        and `on_reached` are `PeerWatch`'s. With a `servant` the peer is dialled for both
-        directions, and the servant answers its calls.
+        `on_progress` is called when a frame has left the queue. Neither may block. `on_suspect` and
+        `on_reached` are `PeerWatch`'s. With a `servant` the peer is dialled for both directions,
+        and the servant answers its calls.
         """
         self.peer = peer
         self.rtt_s = link.rtt_s
@@ -81,21 +94,23 @@ class Link:
         narrow links the recovery of a lost packet takes many round trips.
         """
         self._config = config
+        self._wire = wire
         self._on_failure = on_failure
         self._on_progress = on_progress
         self._outbox = Outbox(window_bytes(config, link), link.rtt_s)
         self._watch = PeerWatch(
             config, peer, self._outbox, on_suspect=on_suspect, on_reached=on_reached
         )
-        self._is_looking = threading.Lock()
-        """Held while a check whether the peer is gone is under way."""
+        self._look: asyncio.Task[None] | None = None
+        """The latest check whether the peer is gone."""
         self._streams = Streams(
             self._outbox,
             self._watch,
             config=config,
+            soon=wire.call,
             set_up=lambda connection: self._growth.set_up(connection),
-            on_failure=self._stream_failed,
-            on_broken=functools.partial(self._start, self._look, "look"),
+            on_failure=self._broke,
+            on_broken=self._look_soon,
             on_progress=on_progress,
         )
         ends = (config.site_index, config.index_of(link.site))
@@ -108,12 +123,11 @@ class Link:
             # Elements are divided among a site's gateways; this many send over the link.
             num_senders=max(config.gateways_per_site[site] for site in ends),
         )
-        self._tunnel: OutboundTunnel | None = None
+        self._offers: Offers | None = None
         if servant is not None:
             assert isinstance(peer, Peer), "one of both can be dialled"
-            self._tunnel = OutboundTunnel(config, peer, servant, lambda: self._watch.session)
-        self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
+            self._offers = Offers(config, peer, servant, lambda: self._watch.session)
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def unsent_bytes(self) -> int:
@@ -125,7 +139,7 @@ class Link:
         """Connections that carry frames in parallel."""
         return self._streams.num_streams
 
-    def open(self, within_s: float | None = None) -> None:
+    async def open(self, within_s: float | None = None) -> None:
         """Greet the peer until it answers, then start the streams.
 
         Without `within_s` the greeting is repeated until the link is closed.
@@ -135,17 +149,21 @@ class Link:
             StaleGenerationError: the peer refused: another run or generation.
             PeerLostError: no answer in time, as `PeerWatch.greet` counts it.
         """
-        self._watch.greet(within_s)
-        if self._tunnel is not None:
-            self._tunnel.begin()
+        greeting = asyncio.create_task(self._watch.greet(within_s), name=self._named("greet"))
+        self._tasks.add(greeting)
+        greeting.add_done_callback(self._tasks.discard)
+        await asyncio.wait([greeting])
+        if greeting.cancelled() or self.is_closed:
+            raise PeerLostError("the gateway was stopped", self.peer.site)
+        greeting.result()
         self._outbox.warm_up(self._padding())
         self._growth.begin()
-        self._start(self._watch.run, "watch")
-        self._start(self._growth.run, "growth")
-        pauses = functools.partial(
-            use_pauses, lambda: self._streams.connections, self._outbox, self.rtt_s
-        )
+        self._start(self._watch.run(), "watch")
+        self._start(self._growth.run(), "growth")
+        pauses = use_pauses(lambda: self._streams.connections, self._outbox, self.rtt_s)
         self._start(pauses, "pauses")
+        if self._offers is not None:
+            self._start(self._offers.keep(), "offers")
 
     def _padding(self) -> Iterator[Outgoing]:
         """Yield padding that warms up connections while ranks are not ready yet."""
@@ -192,7 +210,7 @@ class Link:
         """Wait until everything is acknowledged; return whether it was by then (monotonic)."""
         return self._outbox.wait_empty(deadline_s)
 
-    def leave(self, failure: Failure | None, timeout_s: float) -> None:
+    async def leave(self, failure: Failure | None, timeout_s: float) -> None:
         """Tell the peer that this gateway ends, without a guarantee that it arrives."""
         if self._outbox.has_left:
             return
@@ -200,30 +218,35 @@ class Link:
         if failure is not None:
             request.code, request.message = failure.code, failure.message
             request.site, request.rank = failure.site or self._config.site, failure.rank
+        config, dial = self._config, self.peer.dial
         try:
-            with self.peer.channel(self._config) as channel:
-                if not self._watch.session:  # it ends before it was ever connected
-                    self._watch.hello(channel, timeout_s)
-                request.session = self._watch.session
-                ExchangeStub(channel).Leave(request, timeout=timeout_s)
-        except grpc.RpcError as error:
+            async with deadline(timeout_s):
+                session = self._watch.session
+                if not session:  # it ends before it was ever connected
+                    async with dial(config, "", HELLO_METHOD) as call:
+                        session = (await say_hello(call, config)).session
+                request.session = session
+                async with dial(config, session, LEAVE_METHOD) as call:
+                    await ask(call, request, LeaveResponse, is_last=True)
+        except CallError as error:
             _log.info("could not tell %s that this gateway ends: %s", self.peer, details(error))
 
     def totals(self) -> LinkTotals:
         """Return the link's totals so far."""
         return self._outbox.totals()
 
-    def close(self) -> None:
-        """End the streams and threads. Frames that were not acknowledged are dropped."""
+    def close(self) -> Future[None]:
+        """End the link, and return when that is done. Frames not acknowledged are dropped."""
         self._outbox.close()
-        self._streams.close()
-        if self._tunnel is not None:
-            self._tunnel.close()
-        with self._lock:
-            threads = list(self._threads)
-        for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join(_JOIN_S)
+        return self._wire.run(self._end())
+
+    async def _end(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._streams.end()
+        await self._watch.hang_up()
 
     def _fail(self, failure: Failure) -> None:
         if self._outbox.is_over:
@@ -231,43 +254,32 @@ class Link:
         self._outbox.leave()
         self._on_failure(failure)
 
-    def _look(self) -> None:
+    def _look_soon(self) -> None:
         """Check whether the peer is gone, unless a check is under way."""
-        if self._is_looking.acquire(blocking=False):
-            try:
-                self._watch.look_now()
-            finally:
-                self._is_looking.release()
+        if self._look is None or self._look.done():
+            self._look = self._start(self._watch.look_now(), "look")
 
-    def _stream_failed(self, error: BaseException) -> None:
-        """Report a failed stream, on its own thread: the callback may close the link and wait."""
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=self._named(name))
+        self._tasks.add(task)
+        task.add_done_callback(self._task_over)
+        return task
 
-        def fail() -> None:
-            raise error
+    def _named(self, name: str) -> str:
+        return f"{name}-{self.peer.site}-{self.peer.gateway}"
 
-        self._start(fail, "failed")
+    def _task_over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broke(error)
 
-    def _start(self, target: Callable[[], None], name: str) -> None:
-        thread = threading.Thread(
-            target=functools.partial(self._run, target),
-            name=f"{name}-{self.peer.site}-{self.peer.gateway}",
-            daemon=True,
-        )
-        with self._lock:
-            if self._outbox.closed.is_set():  # by a gateway that failed while this link was opening
-                return
-            self._threads = [each for each in self._threads if each.is_alive()]
-            thread.start()
-            self._threads.append(thread)
-
-    def _run(self, target: Callable[[], None]) -> None:
-        try:
-            target()
-        except IsthmusError as error:
+    def _broke(self, error: BaseException) -> None:
+        """Report what ended a task or a stream for good."""
+        if isinstance(error, IsthmusError):
             self._fail(failure_of(error, self.peer.site))
-        except Exception as error:  # noqa: BLE001 - a thread's root: reported, ends the gateway
-            _log.exception("a thread of the link to %s ended", self.peer)
-            self._fail(failure_of(error))
+            return
+        _log.error("a task of the link to %s ended", self.peer, exc_info=error)
+        self._fail(failure_of(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +294,7 @@ class Opinion:
 class PeerLinks:
     """All links of a gateway. `meet` the peers, then `add` sites.
 
-    All methods may be called from any thread.
+    Coroutines run on the event loop; other methods may be called from any thread.
     """
 
     def __init__(
@@ -314,7 +326,10 @@ class PeerLinks:
         self._opinion = threading.Lock()
         """Guards `_suspected`. Its holders never wait: a suspicion may come from a sender, which
         may hold a lock that `needs` wants."""
-        self._peers: Mapping[GatewayId, Peer | InboundProxy] = {}
+        self._peers: Mapping[GatewayId, Target] = {}
+        self._wire: WireLoop | None = None
+        self._ends: list[Future[None]] = []
+        """Ends of links, which may not have come yet."""
         self._lock = threading.Lock()
         self.all: Mapping[GatewayId, Link] = {}
         """All current links by peer; the mapping is replaced, never changed."""
@@ -323,11 +338,11 @@ class PeerLinks:
         self._is_closed = False
 
     @property
-    def peers(self) -> Mapping[GatewayId, Peer | InboundProxy]:
+    def peers(self) -> Mapping[GatewayId, Target]:
         """All known peers."""
         return self._peers
 
-    def peer(self, at: GatewayId) -> Peer | InboundProxy:
+    def peer(self, at: GatewayId) -> Target:
         """Return the current address of a gateway."""
         return self._peers[at]
 
@@ -355,7 +370,7 @@ class PeerLinks:
         """
         config = self._config
         known = {(peer.site, peer.gateway): peer for peer in peers}
-        met: dict[GatewayId, Peer | InboundProxy] = {}
+        met: dict[GatewayId, Target] = {}
         for figures in config.links:
             if sites is not None and figures.site not in sites:
                 continue
@@ -390,6 +405,7 @@ class PeerLinks:
         with self._lock:
             if self._is_closed:
                 raise LocalProtocolError("this gateway is stopping")
+            wire = self._wire = self._wire or WireLoop.acquire()
             for sender, link in self.all.items():
                 if sender[0] in wanted:
                     link.reached()  # the peer may have dropped its link while no plan needed it
@@ -398,6 +414,7 @@ class PeerLinks:
                     self._config,
                     figures[peer.site],
                     peer,
+                    wire,
                     on_failure=functools.partial(self._failed, sender),
                     on_progress=self._on_progress,
                     on_suspect=functools.partial(self._suspect, sender),
@@ -411,24 +428,24 @@ class PeerLinks:
             self._on_change(self.all)
         return added
 
-    def open(self, links: Iterable[Link], within_s: float | None = None) -> list[Failure]:
+    async def open(self, links: Iterable[Link], within_s: float | None = None) -> list[Failure]:
         """Open new links in parallel; return the failures in order of time.
 
         Without `within_s` a link is tried until it is open, or dropped.
         """
         failures: list[Failure] = []
 
-        def open_one(link: Link) -> None:
+        async def open_one(link: Link) -> None:
             try:
-                link.open(within_s)
+                await link.open(within_s)
             except IsthmusError as error:
                 if not link.is_closed:
                     failures.append(failure_of(error, link.peer.site))
-            except Exception as error:  # noqa: BLE001 - a thread's root; it would pass for open
+            except Exception as error:  # noqa: BLE001 - a task's root; it would pass for open
                 _log.exception("the link to %s was not opened", link.peer)
                 failures.append(failure_of(error))
 
-        side_by_side([functools.partial(open_one, link) for link in links])
+        await asyncio.gather(*map(open_one, links))
         return failures
 
     def drop(self, senders: Iterable[GatewayId]) -> None:
@@ -438,10 +455,10 @@ class PeerLinks:
         self._end(dropped)
 
     def drop_sites(self, is_over: Callable[[int], bool]) -> None:
-        """Close the links to some sites, in the background."""
+        """Close the links to some sites."""
         with self._lock:
             dropped = self._forget([sender for sender in self.all if is_over(sender[0])])
-        threading.Thread(target=self._end, args=(dropped,), name="drop", daemon=True).start()
+        self._end(dropped)
 
     def drop_before(self, epoch: int) -> None:
         """Drop queued frames of older epochs."""
@@ -468,13 +485,25 @@ class PeerLinks:
         if not is_left:
             self._on_opinion(sender[0], None)
 
+    def leave(self, failure: Failure | None, timeout_s: float) -> None:
+        """Tell all peers that this gateway ends, and wait. Not on the event loop."""
+        if self._wire is None:
+            return
+        leaving = [self._wire.run(link.leave(failure, timeout_s)) for link in self.all.values()]
+        wait(leaving, timeout_s + _END_S)
+
     def close(self) -> None:
-        """End all links. Frames that were not acknowledged are dropped."""
+        """End all links, and wait. Frames that were not acknowledged are dropped.
+
+        Not on the event loop.
+        """
         with self._lock:
             self._is_closed = True
-            links = self.all
-        for link in links.values():
-            link.close()
+            wire, self._wire = self._wire, None
+        if wire is None:
+            return
+        wait([*self._ends, *(link.close() for link in self.all.values())], _END_S)
+        WireLoop.release()
 
     def _failed(self, sender: GatewayId, failure: Failure) -> None:
         with self._lock:  # so that a plan kept meanwhile sees the link gone
@@ -500,18 +529,7 @@ class PeerLinks:
         return list(links.values())
 
     def _end(self, links: Iterable[Link]) -> None:
-        for link in links:
-            link.close()
+        ends = [link.close() for link in links]
+        with self._lock:
+            self._ends = [*ends, *(each for each in self._ends if not each.done())]
         self._on_progress()  # chunks that waited for room on these links may go on
-
-
-def side_by_side(calls: list[Callable[[], None]]) -> None:
-    """Make blocking calls in parallel, one thread each; they report their own errors."""
-    threads = [
-        threading.Thread(target=call, name=f"peer-{index}", daemon=True)
-        for index, call in enumerate(calls)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()

@@ -1,7 +1,6 @@
 """The receiving side of all links: what a gateway serves to the gateways of other sites.
 
-gRPC's library serves Hello, Leave and ReverseTunnel. Push and Pull, which carry frames, use the
-next port, the frames port (`frame_calls.py`). Each call is a task of the gateway's event loop
+Each call has a connection of its own (`frame_calls.py`), and is a task of the gateway's event loop
 (`wire_loop.py`), which waits for nothing but peers.
 """
 
@@ -12,16 +11,9 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable
 from concurrent.futures import wait
-from contextlib import ExitStack
-from typing import Any, Final, Never, Protocol
+from typing import Final, Protocol
 
-import grpc
-import grpc.aio
-from google.protobuf.message import DecodeError
-
-from isthmus.protos.error_statuses import STATUS
 from isthmus.protos.errors import (
     ConfigMismatchError,
     CorruptDataError,
@@ -37,15 +29,11 @@ from isthmus.protos.exchange.v1.exchange_pb2 import (
     LeaveRequest,
     LeaveResponse,
 )
-from isthmus.protos.exchange.v1.exchange_pb2_grpc import (
-    ExchangeServicer,
-    add_ExchangeServicer_to_server,
-)
 from isthmus.protos.failure import Failure
 from isthmus.protos.frame import Frame, Kind, pack_ack, unpack
 from isthmus.protos.limits import CONTROL_MESSAGE_BYTES
 from isthmus.protos.mutual_tls import Caller
-from isthmus.protos.security import Security, exchange_security, require_own_site, require_protected
+from isthmus.protos.security import exchange_security, require_own_site, require_protected
 from isthmus.protos.versions import (
     EXCHANGE_PROTOCOL_MAX,
     EXCHANGE_PROTOCOL_MIN,
@@ -53,20 +41,22 @@ from isthmus.protos.versions import (
     negotiate,
 )
 from isthmus.sites.gateway.config import GatewayConfig, GatewayId
+from isthmus.sites.gateway.links.calls import Serve, ServedCall, answering
 from isthmus.sites.gateway.links.congestion.connections import CHANNELS_MAX
-from isthmus.sites.gateway.links.frame_calls import CallError, FrameCall
-from isthmus.sites.gateway.links.frame_listener import FrameListener, Serve
-from isthmus.sites.gateway.links.inbound_proxy import CarriedContext, InboundProxy
+from isthmus.sites.gateway.links.frame_calls import FrameCall
+from isthmus.sites.gateway.links.frame_listener import FrameListener
+from isthmus.sites.gateway.links.reversed_calls import InboundProxy
 from isthmus.sites.gateway.links.transport import (
-    PULL_METHOD,
+    HELLO_METHOD,
+    LEAVE_METHOD,
     PUSH_METHOD,
+    REVERSE_METHOD,
     SESSION_KEY,
     patience,
-    server_options,
 )
 from isthmus.sites.gateway.links.wire_loop import WireLoop
 from isthmus.sites.interfaces import address_of
-from isthmus.topology.spec.world import GATEWAY_PORTS, Endpoint
+from isthmus.topology.spec.world import Endpoint
 
 _log = logging.getLogger(__name__)
 
@@ -84,13 +74,10 @@ _BROKEN_PROMISES: Final = frozenset(
     }
 )
 """Errors that end the run for all sites, not only for the one that reports them."""
-_STOP_GRACE_S = 0.2
 _START_S = 10.0
 _STOP_S = 5.0
-_PAIRS_MAX = 64
-"""Attempts to find two neighbouring free ports, if any port will do."""
-
-Context = grpc.aio.ServicerContext[Any, Any]
+_OTHER_CALLS = 16
+"""Connections of a peer beside those that carry frames: greetings, a state, calls of Reverse."""
 
 
 class Receiver(Protocol):
@@ -112,44 +99,34 @@ class Receiver(Protocol):
         """Report a failure that ends the run."""
 
 
-class ExchangeServer(ExchangeServicer):
-    """The gRPC server of one gateway."""
+class ExchangeServer:
+    """The server of one gateway. Add `methods` before `start`."""
 
     def __init__(self, config: GatewayConfig, receiver: Receiver) -> None:
         self._config = config
         self._receiver = receiver
         self._wire: WireLoop | None = None
-        self._server: grpc.aio.Server | None = None
         self._listener: FrameListener | None = None
-        self._servicers: list[Callable[[grpc.aio.Server], None]] = []
-        self._frame_methods: dict[str, Serve] = {PUSH_METHOD: self._push, PULL_METHOD: self._pull}
+        self.methods: dict[str, Serve] = {
+            HELLO_METHOD: answering(self._hello, HelloRequest),
+            LEAVE_METHOD: answering(self._leave, LeaveRequest),
+            PUSH_METHOD: self._push,
+            REVERSE_METHOD: self._reverse,
+        }
+        """Handlers by path; also served to peers that this gateway dials."""
         self._sessions: dict[str, GatewayId] = {}
         self._proxies: dict[GatewayId, InboundProxy] = {}
-        self._carried: dict[str, tuple[Callable[..., Any], Callable[[bytes], Any]]] = {}
-        self.carry("Hello", self.Hello, HelloRequest.FromString)
-        self.carry("Leave", self.Leave, LeaveRequest.FromString)
         self._corrupt: dict[GatewayId, int] = {}
 
     def inbound_proxy(self, sender: GatewayId) -> InboundProxy:
-        """Return the proxy of a gateway that only dials out; call after `start`."""
+        """Return the proxy of a gateway that only dials out."""
         if sender not in self._proxies:
-            assert self._wire is not None, "it has been started"
             site, gateway = sender
-            self._proxies[sender] = InboundProxy(self._config.sites[site], gateway, self._wire)
+            self._proxies[sender] = InboundProxy(self._config.sites[site], gateway)
         return self._proxies[sender]
-
-    def add(self, register: Callable[[grpc.aio.Server], None]) -> None:
-        """Register another service, before `start`."""
-        self._servicers.append(register)
-
-    def serve(self, method: str, serve: Serve) -> None:
-        """Serve another method on the frames port; call before `start`."""
-        self._frame_methods[method] = serve
 
     def start(self) -> Endpoint:
         """Listen as configured; return the address for peers, with port 0 if they cannot dial.
-
-        The frames port is the next one.
 
         Raises:
             InsecureAddressError: other hosts could reach the address without TLS.
@@ -163,7 +140,7 @@ class ExchangeServer(ExchangeServicer):
             raise
 
     def close(self) -> None:
-        """End all streams and stop. Idempotent."""
+        """End all calls and stop. Idempotent."""
         wire, self._wire = self._wire, None
         if wire is None:
             return
@@ -178,98 +155,69 @@ class ExchangeServer(ExchangeServicer):
             config.gateways_per_site[config.sites.index(each.site)] * (2 if each.dials_in else 1)
             for each in config.links
         )
-        # Twice the streams: some come back while their broken predecessors still end.
-        num_rpcs = 2 * gateways * CHANNELS_MAX + 2 * gateways + 2
-        guard = exchange_security(config.site)
-        server = self._server = guard.server(server_options(config), num_rpcs)
-        add_ExchangeServicer_to_server(self, server)
-        for register in self._servicers:
-            register(server)
         host = config.bind_host
         if not host:
             host = address_of(config.interface)
             require_protected(host)
-        port, frames = self._listen(guard, server, host)
+        listening = self._listen(host)
         self._listener = FrameListener(
-            frames, self._frame_methods, guard, patience(config), num_rpcs
+            listening,
+            self.methods,
+            exchange_security(config.site),
+            patience(config),
+            # Twice as many: some come back while their broken predecessors still end.
+            2 * gateways * (CHANNELS_MAX + _OTHER_CALLS),
         )
         self._listener.begin()
-        await server.start()
-        return Endpoint(host=config.told_host or host, port=port)
+        return Endpoint(host=config.told_host or host, port=listening.getsockname()[1])
 
-    def _listen(
-        self, guard: Security, server: grpc.aio.Server, host: str
-    ) -> tuple[int, socket.socket]:
-        """Bind the first two free neighbouring ports; gateways of a node start at different ones.
-
-        Return the lower port, which gRPC serves and peers are given, and a socket at the frames
-        port.
-        """
+    def _listen(self, host: str) -> socket.socket:
+        """Bind the first free port; gateways of a node start at different ones."""
         ports, family = self._config.ports, socket.AF_INET6 if ":" in host else socket.AF_INET
-        wanted = [0] * _PAIRS_MAX
-        if ports is not None:
-            wanted = list(range(ports.first, ports.last, GATEWAY_PORTS))
-        begin = self._config.gateway % max(1, len(wanted))
-        for first in wanted[begin:] + wanted[:begin]:
-            with contextlib.suppress(OSError, OverflowError, RuntimeError), ExitStack() as stack:
-                # Try the port first: gRPC prints to stderr each time it cannot bind.
-                tried = stack.enter_context(_bound(family, host, first))
-                port = tried.getsockname()[1]
-                frames = stack.enter_context(_bound(family, host, port + 1))
-                tried.close()
-                guard.listen(server, str(Endpoint(host=host, port=port)))
-                stack.pop_all()
-                return port, frames
+        wanted = [0] if ports is None else list(range(ports.first, ports.last + 1))
+        begin = self._config.gateway % len(wanted)
+        for port in wanted[begin:] + wanted[:begin]:
+            with contextlib.suppress(OSError):
+                return _bound(family, host, port)
         if ports is not None:
             raise OSError(
-                f"cannot listen on {host}: no two neighbouring ports from {ports.first} to "
-                f"{ports.last} are free, or it is no address of this machine"
+                f"cannot listen on {host}: no port from {ports.first} to {ports.last} is free, or "
+                "it is no address of this machine"
             )
         raise OSError(f"cannot listen on {host}: is it an address of this machine?")
 
     async def _stop(self) -> None:
         if self._listener is not None:
             await self._listener.close()
-        if self._server is not None:
-            await self._server.stop(_STOP_GRACE_S)
 
     # ---------------------------------------------------------------- the service
 
-    def carry(self, method: str, handler: Callable[..., Any], read: Callable[[bytes], Any]) -> None:
-        """Serve a method also to peers that this gateway dials (through a tunnel)."""
-        self._carried[method] = handler, read
-
-    async def Hello(  # noqa: N802 - gRPC fixes the name
-        self, request: HelloRequest, context: Context
-    ) -> HelloResponse:
-        """Open a session; a repeated call returns the same one."""
+    async def _hello(self, request: HelloRequest, call: ServedCall) -> HelloResponse:
+        """Open a session; a repeated question has the same answer."""
         try:
-            require_own_site(context, request.site)
+            require_own_site(call, request.site)
             protocol, sender = self._admit(request)
         except IsthmusError as error:
             _log.warning("refused site %r: %s", request.site, error)
-            await abort(context, error)
+            raise
         self._receiver.greeted(sender)
-        return HelloResponse(protocol=protocol, build=build(), session=self._session_of(sender))
+        return HelloResponse(protocol=protocol, build=build(), session=self.session_of(sender))
 
-    async def Leave(  # noqa: N802 - gRPC fixes the name
-        self, request: LeaveRequest, context: Context
-    ) -> LeaveResponse:
+    async def _leave(self, request: LeaveRequest, call: ServedCall) -> LeaveResponse:
         """A peer says that it ends."""
-        sender = await self._sender(request.session, context)
+        sender = self._sender_of(request.session, call)
+        site = self._config.sites[sender[0]]
+        why = f"told by site {site}: {request.message}"
         if not request.code:
-            _log.info("site %s has finished", self._config.sites[sender[0]])
+            _log.info("site %s has finished", site)
             self._receiver.peer_left(sender)
         elif request.code not in _BROKEN_PROMISES:
-            site = self._config.sites[sender[0]]
-            why = f"told by site {site}: {request.message}"
             self._receiver.peer_ended(sender, why)
         else:
-            site = self._config.sites[sender[0]]
             self._receiver.fail(
                 Failure(
                     code=request.code,
-                    message=f"told by site {site}: {request.message}",
+                    message=why,
                     site=request.site or site,
                     rank=request.rank,
                     is_collateral=True,
@@ -277,42 +225,24 @@ class ExchangeServer(ExchangeServicer):
             )
         return LeaveResponse()
 
-    async def ReverseTunnel(  # type: ignore[override]  # noqa: N802 - gRPC fixes the name
-        self, _: object, context: Context
-    ) -> None:
-        """A gateway that only dials out opens its tunnel for calls to it."""
-        await self.inbound_proxy(await self._sender(session_of(context), context)).serve_tunnel(
-            context
-        )
+    async def _reverse(self, call: ServedCall) -> None:
+        """A gateway that only dials out opens a connection for a call to it.
 
-    async def _pull(self, call: FrameCall) -> None:
-        """A gateway that only dials out opens a stream for frames to it."""
-        await self.inbound_proxy(self._sender_of(session_of(call), call)).pull(call)
+        Raises:
+            RemoteProtocolError: it is no gateway that only dials out.
+        """
+        sender = self._sender_of(_session_in(call), call)
+        if not isinstance(call, FrameCall):
+            raise RemoteProtocolError("a gateway that was dialled asks to be dialled")
+        await self.inbound_proxy(sender).serve(call)
 
-    async def _push(self, call: FrameCall) -> None:
+    async def _push(self, call: ServedCall) -> None:
         """Accept frames one after another, and acknowledge each."""
-        sender = self._sender_of(session_of(call), call)
+        sender = self._sender_of(_session_in(call), call)
         while (message := await call.read()) is not None:
             await call.write(self.take(sender, message))
 
     # ---------------------------------------------------------------- what a peer wants
-
-    async def answer(self, sender: GatewayId, method: str, request: bytes) -> bytes:
-        """Return the serialised response to a call that came through a tunnel.
-
-        Raises:
-            CallError: the call is refused.
-        """
-        if method not in self._carried:
-            raise CallError(grpc.StatusCode.UNIMPLEMENTED, f"{method[:80]!r} is not carried")
-        handler, read = self._carried[method]
-        try:
-            asked = read(request)
-        except DecodeError as error:
-            raise CallError(grpc.StatusCode.INVALID_ARGUMENT, f"{method}: {error}") from error
-        context = CarriedContext(self._config.sites[sender[0]], self._session_of(sender))
-        answered: bytes = (await handler(asked, context)).SerializeToString()
-        return answered
 
     def take(self, sender: GatewayId, message: memoryview) -> bytes:
         """Accept a frame, and return its acknowledgement.
@@ -381,33 +311,23 @@ class ExchangeServer(ExchangeServicer):
             raise ConfigMismatchError(f"site {request.site} has no gateway {request.gateway}")
         return protocol, (index, request.gateway)
 
-    async def site_of(self, context: Context) -> str:
-        """Return the site of a call's session; abort the call if the session is unknown."""
-        sender = await self._sender(session_of(context), context)
-        return self._config.sites[sender[0]]
-
-    def caller_site(self, call: FrameCall) -> str:
-        """Return the site of the session of a call on the frames port.
+    def site_of(self, call: ServedCall) -> str:
+        """Return the site of a call's session.
 
         Raises:
             StaleGenerationError: the session is unknown.
             PermissionDeniedError: the session is another site's.
         """
-        return self._config.sites[self._sender_of(session_of(call), call)[0]]
+        return self._config.sites[self._sender_of(_session_in(call), call)[0]]
 
-    def _session_of(self, sender: GatewayId) -> str:
+    def session_of(self, sender: GatewayId) -> str:
+        """Return a gateway's session here."""
         for session, known in self._sessions.items():
             if known == sender:
                 return session
         session = secrets.token_hex(16)
         self._sessions[session] = sender
         return session
-
-    async def _sender(self, session: str, context: Context) -> GatewayId:
-        try:
-            return self._sender_of(session, context)
-        except IsthmusError as error:
-            await abort(context, error)
 
     def _sender_of(self, session: str, caller: Caller) -> GatewayId:
         """Return the gateway that owns a session.
@@ -458,12 +378,6 @@ def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
     return bound
 
 
-def session_of(context: Caller) -> str:
+def _session_in(call: Caller) -> str:
     """Return the session that a call names in its metadata; empty if it names none."""
-    metadata = dict(context.invocation_metadata() or ())
-    return str(metadata.get(SESSION_KEY, ""))
-
-
-async def abort(context: Context, error: IsthmusError) -> Never:
-    """Abort a call with the gRPC status of an error."""
-    await context.abort(STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
+    return str(dict(call.invocation_metadata()).get(SESSION_KEY, ""))

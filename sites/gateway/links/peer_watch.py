@@ -1,6 +1,6 @@
 """Watches a peer gateway: greets it until it answers, then sends heartbeats.
 
-Heartbeats have their own channel, where no chunk delays them. Silence counts from the latest answer
+Heartbeats have their own call, where no chunk delays them. Silence counts from the latest answer
 or acknowledgement. The answers also give the link's round trip.
 
 The peer sends heartbeats, too. If it answers, but has sent none itself for as long, its own link to
@@ -16,21 +16,22 @@ peer may have been suspended with it, and repeats a greeting that was under way.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 from collections.abc import Callable
-
-import grpc
+from contextlib import AsyncExitStack
 
 from isthmus.protos.errors import PeerLostError, StaleGenerationError
 from isthmus.sites.gateway.config import GatewayConfig
-from isthmus.sites.gateway.links.inbound_proxy import InboundProxy
+from isthmus.sites.gateway.links.calls import Call, Target, deadline
+from isthmus.sites.gateway.links.frame_calls import CallError
 from isthmus.sites.gateway.links.send_queue import Outbox
 from isthmus.sites.gateway.links.transport import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
-    Peer,
+    HELLO_METHOD,
     details,
     refusal_of,
     say_hello,
@@ -46,12 +47,12 @@ Judge = Callable[[bool, str], None]
 
 
 class PeerWatch:
-    """Watches one peer. `greet`, then `run` on a thread."""
+    """Watches one peer, on the event loop. `greet`, then `run`; `hang_up` at the end."""
 
     def __init__(
         self,
         config: GatewayConfig,
-        peer: Peer | InboundProxy,
+        peer: Target,
         outbox: Outbox,
         *,
         on_suspect: Judge = lambda *_: None,
@@ -80,8 +81,11 @@ class PeerWatch:
         self._doubted_s: float | None = None
         """Start of the silence that the previous check found too long; None: it found none."""
         self._standstills = self._begin_looks()
+        self._connection = AsyncExitStack()
+        """The connection of the call of Hello, if there is one."""
+        self._call: Call | None = None
 
-    def greet(self, within_s: float | None = None) -> None:
+    async def greet(self, within_s: float | None = None) -> None:
         """Greet the peer until it answers; without `within_s` it is only suspected meanwhile.
 
         Raises:
@@ -95,21 +99,17 @@ class PeerWatch:
         backoff_s = BACKOFF_FIRST_S
         while not self.session:
             try:
-                with self.peer.channel(self._config) as channel:
-                    self.hello(channel, self._config.peer_lost_s / 3)
-                    # Repeat on the open connection, to measure the round trip.
-                    self.hello(channel, self._config.peer_lost_s / 3)
-            except grpc.RpcError as error:
+                await self._ask(self._config.peer_lost_s / 3)
+            except CallError as error:
                 self.raise_if_refused(error)
                 if within_s is None:
-                    self._judge(error)
+                    await self._judge(error)
                 else:
                     self._raise_if_lost(error, within_s)
-                if self._is_closed_after(backoff_s):
-                    raise PeerLostError("the gateway was stopped", self.peer.site) from error
+                await self._wait(backoff_s)
                 backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
-    def run(self) -> None:
+    async def run(self) -> None:
         """Send heartbeats until the link ends.
 
         The peer is suspected when it has been silent for `peer_lost_s`, or has sent no heartbeat of
@@ -121,51 +121,56 @@ class PeerWatch:
         """
         self._standstills = self._begin_looks()
         interval_s = min(self._config.keepalive_time_s, self._config.peer_lost_s / 5)
-        channel: grpc.Channel | None = None
-        try:
-            while (
-                not self._is_closed_after(min(interval_s, self._patience_s))
-                and not self._outbox.is_over
-            ):
-                unreached = self._unreached()
-                if unreached:
-                    self.suspect(unreached)
-                try:
-                    channel = channel or self.peer.channel(self._config)
-                    self.hello(channel, min(self._config.peer_lost_s / 3, self._patience_s))
-                except grpc.RpcError as error:
-                    if self._outbox.is_over:
-                        return
-                    self.note_refusal(error)
-                    self._judge(error)
-                    if channel is not None:
-                        channel.close()
-                        channel = None
-                else:
-                    if not unreached:
-                        self._clear()
-        finally:
-            if channel is not None:
-                channel.close()
+        while True:
+            await self._wait(min(interval_s, self._patience_s))
+            if self._outbox.is_over:
+                return
+            unreached = self._unreached()
+            if unreached:
+                self.suspect(unreached)
+            try:
+                await self._ask(min(self._config.peer_lost_s / 3, self._patience_s))
+            except CallError as error:
+                if self._outbox.is_over:
+                    return
+                self.note_refusal(error)
+                await self._judge(error)
+            else:
+                if not unreached:
+                    self._clear()
 
-    def hello(self, channel: grpc.Channel, timeout_s: float) -> None:
-        """Send Hello once; record the session and the round trip.
+    async def hang_up(self) -> None:
+        """End the connection; the next greeting opens another."""
+        self._call = None
+        await self._connection.aclose()
+
+    async def _ask(self, timeout_s: float) -> None:
+        """Send Hello once, on the open call or a new one; record the session and the round trip.
 
         Raises:
-            grpc.RpcError: the peer refused, or did not answer.
+            CallError: the peer refused, or did not answer; the connection has ended.
         """
-        is_idle = self._outbox.is_empty
-        begun_s = time.monotonic()
+        begun_s, is_idle = time.monotonic(), False
         try:
-            session = say_hello(channel, self._config, timeout_s).session
+            async with deadline(timeout_s):
+                if self._call is None:
+                    self._call = await self._connection.enter_async_context(
+                        self.peer.dial(self._config, "", HELLO_METHOD)
+                    )
+                begun_s, is_idle = time.monotonic(), self._outbox.is_empty
+                session = (await say_hello(self._call, self._config)).session
+        except CallError:
+            await self.hang_up()
+            raise
         finally:
+            rtt_s = time.monotonic() - begun_s
             stood_still = self._look(timeout_s)
         self.session = self.session or session
         if session != self.session:
             self.suspect(f"{self.peer} is another process by now", is_gone=True, for_good=True)
         self.heard()
         if not stood_still:
-            self._outbox.note_round_trip(time.monotonic() - begun_s, is_idle=is_idle)
+            self._outbox.note_round_trip(rtt_s, is_idle=is_idle)
 
     def heard(self) -> None:
         """Note an answer of the peer."""
@@ -178,7 +183,7 @@ class PeerWatch:
             self._reached = Silence(now_s)
         self._reached.hear(now_s)
 
-    def raise_if_refused(self, error: grpc.RpcError) -> None:
+    def raise_if_refused(self, error: CallError) -> None:
         """Raise the error that a final refusal means; return if a retry makes sense.
 
         Raises:
@@ -188,7 +193,7 @@ class PeerWatch:
         if refusal is not None and not self._outbox.is_over:
             raise refusal from error
 
-    def note_refusal(self, error: grpc.RpcError) -> None:
+    def note_refusal(self, error: CallError) -> None:
         """Suspect a peer that no longer knows this session: it is another process.
 
         Raises:
@@ -214,9 +219,9 @@ class PeerWatch:
         _log.warning("%s%s", why, " (it is gone)" if is_gone else "")
         self._on_suspect(is_gone, why)
 
-    def look_now(self) -> None:
-        """Check at once whether the peer is gone. Blocks for a round trip."""
-        if not self._outbox.is_over and self._refuses_connections():
+    async def look_now(self) -> None:
+        """Check at once whether the peer is gone."""
+        if not self._outbox.is_over and await self.peer.refuses_connections():
             self.suspect(f"{self.peer} takes no connections any more", is_gone=True)
 
     def _clear(self) -> None:
@@ -227,18 +232,15 @@ class PeerWatch:
         _log.info("%s is reached again", self.peer)
         self._on_reached()
 
-    def _judge(self, error: grpc.RpcError) -> None:
+    async def _judge(self, error: CallError) -> None:
         """Suspect a peer that did not answer, if it has been silent too long."""
         silent_s = self._heard.lasts_s(time.monotonic())
-        is_gone = self._refuses_connections()
+        is_gone = await self.peer.refuses_connections()
         if is_gone or silent_s >= self._config.peer_lost_s:
             why = f"{self.peer} has not answered for {silent_s:.1f} s: {details(error)}"
             self.suspect(why, is_gone=is_gone)
 
-    def _refuses_connections(self) -> bool:
-        return self.peer.refuses_connections()
-
-    def _raise_if_lost(self, error: grpc.RpcError, within_s: float) -> None:
+    def _raise_if_lost(self, error: CallError, within_s: float) -> None:
         silent_s = self._heard.lasts_s(time.monotonic())
         if silent_s >= within_s:
             raise PeerLostError(
@@ -270,11 +272,9 @@ class PeerWatch:
     def _begin_looks(self) -> Standstills:
         return Standstills(time.monotonic(), self._config.peer_lost_s)
 
-    def _is_closed_after(self, wait_s: float) -> bool:
-        """Wait up to `wait_s`; return whether the link was closed."""
-        is_closed = self._outbox.closed.wait(wait_s)
+    async def _wait(self, wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
         self._look(wait_s)
-        return is_closed
 
     def _look(self, longest_s: float) -> bool:
         """Restart the peer's deadline if this process was suspended; return whether it was.

@@ -14,30 +14,26 @@ idle.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import random
 import socket
-import threading
 from collections.abc import Callable
-from concurrent.futures import wait
 from dataclasses import dataclass
-
-import grpc
 
 from isthmus.protos.frame import unpack_ack
 from isthmus.sites.gateway.config import GatewayConfig
-from isthmus.sites.gateway.links.frame_calls import CallError, FrameCall
+from isthmus.sites.gateway.links.calls import Call
+from isthmus.sites.gateway.links.frame_calls import CallError
 from isthmus.sites.gateway.links.peer_watch import PeerWatch
 from isthmus.sites.gateway.links.progress import Progress
 from isthmus.sites.gateway.links.send_queue import Outbox, Outgoing
 from isthmus.sites.gateway.links.transport import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
+    PUSH_METHOD,
     details,
     patience,
 )
-from isthmus.sites.gateway.links.wire_loop import WireLoop
 
 _log = logging.getLogger(__name__)
 
@@ -46,14 +42,13 @@ _CHECK_S = 1.0
 checked."""
 _CHECKS = 8
 """Minimum number of checks in the time that an acknowledgement may take."""
-_END_S = 2.0
 
 
 @dataclass(slots=True)
 class _Carrying:
     """A stream's connection, and its progress."""
 
-    call: FrameCall
+    call: Call
     progress: Progress
     num_acks: int = 0
     silent_s: float = 0.0
@@ -61,7 +56,10 @@ class _Carrying:
 
 
 class Streams:
-    """The streams of a link; `grow` adds some. They run until the outbox ends. `close` always."""
+    """The streams of a link; `grow` adds some. They run until the outbox ends. `end` always.
+
+    Use it on the event loop's thread.
+    """
 
     def __init__(
         self,
@@ -69,14 +67,16 @@ class Streams:
         watch: PeerWatch,
         *,
         config: GatewayConfig,
+        soon: Callable[[Callable[[], None]], None],
         set_up: Callable[[socket.socket], None],
         on_failure: Callable[[BaseException], None],
         on_broken: Callable[[], None],
         on_progress: Callable[[], None],
     ) -> None:
-        """`set_up` is called with each new connection.
+        """`soon` calls a function on the event loop, from any thread.
 
-        `on_failure` gets the error that ended a stream for good, on the loop's thread. `on_broken`
+        `set_up` is called with each new connection. `on_failure` gets the error that ended a stream
+        for good. `on_broken`
         is called when a stream broke and will be reopened, `on_progress` when a frame has left the
         outbox. None of them may block.
         """
@@ -90,12 +90,9 @@ class Streams:
         self._on_progress = on_progress
         self._patience_s = patience(config).lost_s
         self._check_s = min(_CHECK_S, self._patience_s / _CHECKS)
-        self._lock = threading.Lock()
-        self._wire: WireLoop | None = None
-        self._is_closed = False
+        self._soon = soon
         self._look_s: float | None = None
         """Interval at which a full window is looked at; None: no window was set so far."""
-        # Used on the loop's thread only.
         self._said: set[str] = set()
         """Errors of broken streams already logged since frames last got through."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -120,38 +117,29 @@ class Streams:
         for each in tuple(self._carrying.values()):
             self._limit(each.call)
 
-    def _limit(self, call: FrameCall) -> None:
+    def _limit(self, call: Call) -> None:
         if self._look_s is not None:
             num_carrying = max(1, min(self.num_streams, self._outbox.num_in_flight))
             call.limit(self._outbox.on_the_way_bytes // num_carrying, self._look_s)
 
     def grow(self, num_streams: int) -> None:
-        """Start streams up to `num_streams`. Called by one thread at a time."""
-        with self._lock:
-            if self._is_closed:
-                return
-            if self._wire is None:
-                self._wire = WireLoop.acquire()
-                self._outbox.listen(self._wake)
-            first, self.num_streams = self.num_streams, max(self.num_streams, num_streams)
-            for index in range(first, num_streams):
-                self._wire.call(functools.partial(self._open, index))
+        """Start streams up to `num_streams`."""
+        if not self.num_streams:
+            self._outbox.listen(self._wake)
+            self._look_around()
+        first, self.num_streams = self.num_streams, max(self.num_streams, num_streams)
+        for index in range(first, num_streams):
+            self._open(index)
 
-    def close(self) -> None:
-        """End all streams; the outbox is closed, so they do not come back. Idempotent."""
-        with self._lock:
-            self._is_closed = True
-            wire, self._wire = self._wire, None
-        if wire is None:
-            return
-        wait([wire.run(self._end())], _END_S)
-        WireLoop.release()
-
-    # ---------------------------------------------------------------- on the loop's thread
+    async def end(self) -> None:
+        """End all streams; the outbox is closed, so they do not come back."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _open(self, index: int) -> None:
-        if self._timer is None:
-            self._look_around()
         task = asyncio.create_task(self._run(index), name=f"stream-{index}-{self._watch.peer.site}")
         task.add_done_callback(self._report)
         self._tasks.append(task)
@@ -160,18 +148,13 @@ class Streams:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_failure(error)
 
-    async def _end(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._timer is not None:
-            self._timer.cancel()
-
     async def _run(self, index: int) -> None:
         backoff_s = BACKOFF_FIRST_S
         while not self._outbox.is_over:
             try:
-                async with self._watch.peer.stream(self._config, self._watch.session) as call:
+                async with self._watch.peer.dial(
+                    self._config, self._watch.session, PUSH_METHOD
+                ) as call:
                     if await self._carry(call, index):
                         backoff_s = BACKOFF_FIRST_S
             except CallError as error:
@@ -180,7 +163,7 @@ class Streams:
             await asyncio.sleep(random.uniform(0, backoff_s))  # noqa: S311 - not a secret
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
-    def _broke(self, index: int, error: grpc.RpcError) -> None:
+    def _broke(self, index: int, error: CallError) -> None:
         """Log and report a broken stream.
 
         Raises:
@@ -195,7 +178,7 @@ class Streams:
             _log.log(level, "stream %d to %s broke: %s", index, self._watch.peer, why)
             self._said.add(why)
 
-    async def _carry(self, call: FrameCall, index: int) -> bool:
+    async def _carry(self, call: Call, index: int) -> bool:
         """Run one stream until it ends; return whether any frame got through.
 
         Raises:
@@ -227,7 +210,7 @@ class Streams:
                 _log.info("%d frames to %s will be sent again", again, self._watch.peer)
         return carrying.num_acks > 0
 
-    async def _send(self, call: FrameCall, index: int) -> None:
+    async def _send(self, call: Call, index: int) -> None:
         """Send frames as the window allows. An error is raised by the reader of answers."""
         try:
             while True:
@@ -287,10 +270,6 @@ class Streams:
         self._outbox.acknowledge(*unpack_ack(answer))
         self._feed()
 
-    # ---------------------------------------------------------------- on any thread
-
     def _wake(self) -> None:
-        """Wake the loop: there may be a frame for an idle stream."""
-        wire = self._wire
-        if wire is not None:
-            wire.call(self._feed)
+        """There may be a frame for an idle stream; for any thread."""
+        self._soon(self._feed)

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
-import grpc
-import grpc.aio
-
 from isthmus.protos.errors import DeadlineExceededError, IsthmusError, RemoteProtocolError
-from isthmus.protos.exchange.v1 import probe_pb2, probe_pb2_grpc
+from isthmus.protos.exchange.v1 import probe_pb2
 from isthmus.sites.gateway.config import GatewayConfig
-from isthmus.sites.gateway.links.frame_calls import FrameCall
-from isthmus.sites.gateway.links.peer_server import Context, abort
+from isthmus.sites.gateway.links.calls import Serve, ServedCall, answering
 from isthmus.topology.spec.job import Probe
 
 _log = logging.getLogger(__name__)
 
-FLOOD_METHOD: Final = "/isthmus.exchange.v1.Probe/Flood"
+_SERVICE: Final = "isthmus.exchange.v1.Probe"
+TURN_METHOD: Final = f"/{_SERVICE}/Turn"
+ECHO_METHOD: Final = f"/{_SERVICE}/Echo"
+FINISH_METHOD: Final = f"/{_SERVICE}/Finish"
+FLOOD_METHOD: Final = f"/{_SERVICE}/Flood"
 PIECE_BYTES_MAX: Final = 1 << 20
 """Largest message of a Flood."""
 _TURN_BYTES_MIN: Final = 256 << 20
@@ -33,86 +32,87 @@ _RATE_SLACK: Final = 4.0
 """Highest accepted rate as a multiple of the described one."""
 _POLL_S: Final = 0.02
 
-SiteOf = Callable[[Context], Awaitable[str]]
-"""Returns the site of a call, or aborts it."""
-
 
 def turn_s(probe: Probe, rtt_s: float) -> float:
     """Return how long one direction of a link may be measured."""
     return 30.0 + len(probe.connections) * (probe.window_s + 30.0 + 60 * rtt_s)
 
 
-class ProbeServer(probe_pb2_grpc.ProbeServicer):
+class ProbeServer:
     """Serves one gateway's peers. `turn` is shared with the gateway's own measurements."""
 
     def __init__(
         self,
         config: GatewayConfig,
         probe: Probe,
-        site_of: SiteOf,
-        caller_site: Callable[[FrameCall], str],
+        site_of: Callable[[ServedCall], str],
         on_finished: Callable[[str], None],
     ) -> None:
-        """`caller_site` returns the site of a call on the frames port, or raises.
+        """`site_of` returns the site of a call, or raises IsthmusError.
 
         `on_finished` is called with each peer site that needs no more turns.
         """
-        self.turn = threading.Lock()
+        self.turn = asyncio.Lock()
         """Held while this gateway takes part in a measurement."""
+        self.methods: Mapping[str, Serve] = {
+            TURN_METHOD: self._turn,
+            ECHO_METHOD: answering(self._echo, probe_pb2.EchoRequest),
+            FINISH_METHOD: answering(self._finish, probe_pb2.FinishRequest),
+            FLOOD_METHOD: self._flood,
+        }
+        """Handlers by path."""
         self._links = {link.site: link for link in config.links}
         self._probe = probe
         self._site_of = site_of
-        self._caller_site = caller_site
         self._on_finished = on_finished
         self._measuring = ""
         """The peer site whose turn it is; empty: none."""
         self._received_bytes = 0
         self._num_floods = 0
 
-    def register(self, server: grpc.aio.Server) -> None:
-        """Add the methods to a server that has not been started."""
-        probe_pb2_grpc.add_ProbeServicer_to_server(self, server)
+    async def _turn(self, call: ServedCall) -> None:
+        """Give the caller the turn, and report received bytes whenever it asks.
 
-    async def Turn(  # noqa: N802 - gRPC fixes the name
-        self, request_iterator: AsyncIterator[probe_pb2.TurnRequest], context: Context
-    ) -> AsyncIterator[probe_pb2.TurnResponse]:
-        """Give the caller the turn, and report received bytes whenever it asks."""
-        site = await self._site_of(context)
-        while not self.turn.acquire(blocking=False):  # noqa: ASYNC110 - a thread may hold it, too
-            await asyncio.sleep(_POLL_S)  # ends with the call, if the caller waits no longer
+        Raises:
+            DeadlineExceededError: it has kept the turn for too long.
+        """
+        site = self._site_of(call)
+        while self.turn.locked():
+            if call.over.is_set():
+                return  # the caller waits no longer
+            await asyncio.sleep(_POLL_S)
+        await self.turn.acquire()
         try:
             self._measuring, self._received_bytes = site, 0
-            yield self._counted()
+            await call.write(self._counted())
             async with asyncio.timeout(turn_s(self._probe, self._links[site].rtt_s)):
-                async for _ in request_iterator:
-                    yield self._counted()
+                while await call.read() is not None:
+                    await call.write(self._counted())
         except TimeoutError:
-            await abort(context, DeadlineExceededError("the turn has taken too long"))
+            raise DeadlineExceededError("the turn has taken too long") from None
         finally:
             self._measuring = ""
             self.turn.release()
 
-    async def Echo(  # noqa: N802 - gRPC fixes the name
-        self, request: probe_pb2.EchoRequest, context: Context
-    ) -> probe_pb2.EchoResponse:
+    async def _echo(self, _: probe_pb2.EchoRequest, call: ServedCall) -> probe_pb2.EchoResponse:
         """Answer at once."""
-        await self._site_of(context)
+        self._site_of(call)
         return probe_pb2.EchoResponse()
 
-    async def Finish(  # noqa: N802 - gRPC fixes the name
-        self, request: probe_pb2.FinishRequest, context: Context
+    async def _finish(
+        self, _: probe_pb2.FinishRequest, call: ServedCall
     ) -> probe_pb2.FinishResponse:
         """Note that a peer has measured all its links."""
-        self._on_finished(await self._site_of(context))
+        self._on_finished(self._site_of(call))
         return probe_pb2.FinishResponse()
 
-    async def flood(self, call: FrameCall) -> None:
+    async def _flood(self, call: ServedCall) -> None:
         """Count incoming bytes, and drop them.
 
         Raises:
             IsthmusError: it is not the caller's turn, or the bytes exceed the limit.
         """
-        site = self._caller_site(call)
+        site = self._site_of(call)
         self._num_floods += 1
         try:
             # Twice as many, for floods that are still ending.
@@ -143,5 +143,8 @@ class ProbeServer(probe_pb2_grpc.ProbeServicer):
         if self._received_bytes > most_bytes:
             raise RemoteProtocolError(f"more than {most_bytes:.0f} bytes in one turn")
 
-    def _counted(self) -> probe_pb2.TurnResponse:
-        return probe_pb2.TurnResponse(received_bytes=self._received_bytes, now_s=time.monotonic())
+    def _counted(self) -> bytes:
+        counted = probe_pb2.TurnResponse(
+            received_bytes=self._received_bytes, now_s=time.monotonic()
+        )
+        return counted.SerializeToString()

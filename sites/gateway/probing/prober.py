@@ -8,37 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
-import queue
 import socket
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import wait
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import grpc
-
 from isthmus.protos import metrics
 from isthmus.protos.errors import PeerLostError, RemoteProtocolError
-from isthmus.protos.exchange.v1 import probe_pb2, probe_pb2_grpc
+from isthmus.protos.exchange.v1 import probe_pb2
 from isthmus.sites.gateway.config import GatewayConfig, PeerLink
+from isthmus.sites.gateway.links.calls import Call, Target, ask, deadline, parsed
 from isthmus.sites.gateway.links.congestion.kernel import Segments, segments_of
-from isthmus.sites.gateway.links.frame_calls import CallError, FrameCall
-from isthmus.sites.gateway.links.transport import (
-    SESSION_KEY,
-    Peer,
-    details,
-    refusal_of,
-    say_hello,
+from isthmus.sites.gateway.links.frame_calls import CallError
+from isthmus.sites.gateway.links.transport import HELLO_METHOD, details, refusal_of, say_hello
+from isthmus.sites.gateway.probing.probe_server import (
+    ECHO_METHOD,
+    FINISH_METHOD,
+    FLOOD_METHOD,
+    PIECE_BYTES_MAX,
+    TURN_METHOD,
+    turn_s,
 )
-from isthmus.sites.gateway.links.wire_loop import WireLoop
-from isthmus.sites.gateway.probing.probe_server import FLOOD_METHOD, PIECE_BYTES_MAX, turn_s
 from isthmus.topology.spec.job import Probe
-
-_log = logging.getLogger(__name__)
 
 _ECHOES_MIN: Final = 20
 _ECHOES_S: Final = 4.0
@@ -60,9 +53,8 @@ _FLOOD_PIECE_S: Final = 0.005
 """Duration of one message of a Flood at the described rate."""
 _PIECE_BYTES_MIN: Final = 16 << 10
 _AGAIN_S: Final = 0.1
-_END_S: Final = 2.0
 
-Ask = Callable[[], probe_pb2.TurnResponse]
+Ask = Callable[[], Awaitable[probe_pb2.TurnResponse]]
 """Asks the peer for received bytes during a turn; raises the error that ends the turn."""
 _TRIANGLE_90 = 2 - 0.8**0.5
 """The 90th percentile of an echo's delay above its median, in units of jitter, if each direction's
@@ -126,51 +118,44 @@ def is_steady(last: float, rate: float, share: float = 0.03) -> bool:
 
 
 class Prober:
-    """Measures what this gateway sends to one peer.
+    """Measures what this gateway sends to one peer, on the event loop; cancelled to end it.
 
     `greet` first; `finish` when all is measured.
     """
 
-    def __init__(
-        self,
-        config: GatewayConfig,
-        probe: Probe,
-        link: PeerLink,
-        peer: Peer,
-        ended: threading.Event,
-    ) -> None:
-        """`ended` is set when the gateway ends; all waits stop then."""
+    def __init__(self, config: GatewayConfig, probe: Probe, link: PeerLink, peer: Target) -> None:
         self.peer = peer
         self._config = config
         self._probe = probe
         self._link = link
-        self._ended = ended
         self._session = ""
         self._turn_s = turn_s(probe, link.rtt_s)
 
-    def greet(self) -> None:
+    async def greet(self) -> None:
         """Greet the peer until it answers.
 
         Raises:
             IsthmusError: the peer refused, or did not answer within `peer_lost_s`.
         """
-        deadline_s = time.monotonic() + self._config.peer_lost_s
-        while True:
+        lost_s = self._config.peer_lost_s
+        deadline_s = time.monotonic() + lost_s
+        while not self._session:
             try:
-                with self.peer.channel(self._config) as channel:
-                    session = say_hello(channel, self._config, self._config.peer_lost_s / 3).session
-            except grpc.RpcError as error:
+                async with (
+                    deadline(lost_s / 3),
+                    self.peer.dial(self._config, "", HELLO_METHOD) as call,
+                ):
+                    self._session = (await say_hello(call, self._config)).session
+            except CallError as error:
                 refusal = refusal_of(error, self.peer)
                 if refusal is not None:
                     raise refusal from error
-                if time.monotonic() > deadline_s or self._ended.wait(_AGAIN_S):
+                if time.monotonic() > deadline_s:
                     raise self._lost(error) from error
-            else:
-                self._session = session
-                return
+                await asyncio.sleep(_AGAIN_S)
 
-    def measure(
-        self, wait_s: float, and_then: contextlib.AbstractContextManager[None]
+    async def measure(
+        self, wait_s: float, and_then: contextlib.AbstractAsyncContextManager[None]
     ) -> LinkFigures:
         """Take the peer's turn and measure; both ends measure nothing else meanwhile.
 
@@ -180,139 +165,150 @@ class Prober:
             PeerLostError: the peer went away, or did not give its turn in time.
         """
         try:
-            with (
-                self.peer.channel(self._config) as channel,
-                self._turn(channel, wait_s) as ask,
-                and_then,
-            ):
-                stub = probe_pb2_grpc.ProbeStub(channel)
-                figures = LinkFigures(rtt_s=self._echoes(stub))
+            async with self._turn(wait_s) as count, and_then, self._dial(ECHO_METHOD) as echoing:
+                figures = LinkFigures(rtt_s=await self._echoes(echoing))
                 usual_s = percentile(figures.rtt_s, 0.5)
                 for connections in self._probe.connections:
-                    figures.bytes_per_s[connections] = self._rate(ask, connections, None)
-                    self._drain(stub, usual_s)
-                self._losses(ask, figures)
+                    figures.bytes_per_s[connections] = await self._rate(count, connections)
+                    await self._drain(echoing, usual_s)
+                await self._count_losses(count, figures)
                 return figures
-        except grpc.RpcError as error:
+        except CallError as error:
             raise self._lost(error) from error
 
-    @property
-    def _metadata(self) -> tuple[tuple[str, str], ...]:
-        return ((SESSION_KEY, self._session),)
-
-    def finish(self) -> None:
+    async def finish(self) -> None:
         """Tell the peer that this gateway needs no more turns.
 
         Raises:
             PeerLostError: the peer does not answer.
         """
         try:
-            with self.peer.channel(self._config) as channel:
-                probe_pb2_grpc.ProbeStub(channel).Finish(
-                    probe_pb2.FinishRequest(),
-                    metadata=self._metadata,
-                    timeout=self._config.peer_lost_s,
-                    wait_for_ready=True,
-                )
-        except grpc.RpcError as error:
+            async with deadline(self._config.peer_lost_s), self._dial(FINISH_METHOD) as call:
+                await ask(call, probe_pb2.FinishRequest(), probe_pb2.FinishResponse, is_last=True)
+        except CallError as error:
             raise self._lost(error) from error
 
-    def _echoes(self, stub: probe_pb2_grpc.ProbeStub) -> list[float]:
+    async def _echoes(self, call: Call) -> list[float]:
         """Measure round trips on an otherwise idle connection."""
         for _ in range(_WARM_ECHOES):
-            self._echo(stub)
+            await self._echo(call)
         began_s, times_s = time.monotonic(), list[float]()
         while len(times_s) < self._probe.echoes:
             if len(times_s) >= _ECHOES_MIN and time.monotonic() - began_s > _ECHOES_S:
                 break
-            times_s.append(self._echo(stub))
+            times_s.append(await self._echo(call))
         return times_s
 
-    def _echo(self, stub: probe_pb2_grpc.ProbeStub) -> float:
+    async def _echo(self, call: Call) -> float:
         began_s = time.perf_counter()
-        stub.Echo(
-            probe_pb2.EchoRequest(),
-            metadata=self._metadata,
-            timeout=self._config.peer_lost_s,
-            wait_for_ready=True,
-        )
+        async with deadline(self._config.peer_lost_s):
+            await ask(call, probe_pb2.EchoRequest(), probe_pb2.EchoResponse)
         return time.perf_counter() - began_s
 
-    def _rate(self, ask: Ask, connections: int, paced_bytes_per_s: float | None) -> float:
+    async def _rate(self, count: Ask, connections: int) -> float:
         """Return the payload bytes per second that arrive once the flow is steady."""
         piece_s = max(
             min(_PIECE_S, self._probe.window_s / _PIECES_A_WINDOW), _PIECE_RTTS * self._link.rtt_s
         )
-        with self._flooding(connections, paced_bytes_per_s):
-            self._sleep(_COLD_PIECES * piece_s)
+        async with self._flooding(connections, None):
+            await asyncio.sleep(_COLD_PIECES * piece_s)
             deadline_s = time.monotonic() + _WARM_S
             last = -1.0
             while time.monotonic() < deadline_s:
-                rate = self._received(ask, piece_s)
+                rate = await self._received(count, piece_s)
                 if is_steady(last, rate):
                     break
                 last = rate
-            return self._received(ask, max(self._probe.window_s, 2 * piece_s))
+            return await self._received(count, max(self._probe.window_s, 2 * piece_s))
 
-    def _received(self, ask: Ask, over_s: float) -> float:
-        before = ask()
-        self._sleep(over_s)
-        after = ask()
+    async def _received(self, count: Ask, over_s: float) -> float:
+        before = await count()
+        await asyncio.sleep(over_s)
+        after = await count()
         return rate_between(
             (before.received_bytes, after.received_bytes), (before.now_s, after.now_s)
         )
 
-    def _losses(self, ask: Ask, figures: LinkFigures) -> None:
+    async def _count_losses(self, count: Ask, figures: LinkFigures) -> None:
         """Count retransmissions while the link is far from full."""
         rate = _PACED_SHARE * max(figures.bytes_per_s.values())
-        with self._flooding(1, rate) as open_now:
-            self._received(ask, max(self._probe.window_s, 2 * _PIECE_RTTS * self._link.rtt_s))
-            figures.segments = segments_of(open_now())
+        async with self._flooding(1, rate) as open_now:
+            over_s = max(self._probe.window_s, 2 * _PIECE_RTTS * self._link.rtt_s)
+            await self._received(count, over_s)
+            figures.segments = segments_of(open_now)
 
-    @contextlib.contextmanager
-    def _flooding(
+    @contextlib.asynccontextmanager
+    async def _flooding(
         self, connections: int, paced_bytes_per_s: float | None
-    ) -> Iterator[Callable[[], list[socket.socket]]]:
+    ) -> AsyncIterator[Sequence[socket.socket]]:
         """Flood the link, or send at a set pace, on new connections while the block runs.
 
-        The block gets a function that returns the open connections.
+        The block gets the connections that are open, of which there may be more later.
         """
-        wire, open_now = WireLoop.acquire(), list[socket.socket]()
-        floods = [wire.run(self._flood(paced_bytes_per_s, open_now)) for _ in range(connections)]
+        open_now = list[socket.socket]()
+        floods = [
+            asyncio.create_task(self._flood(paced_bytes_per_s, open_now))
+            for _ in range(connections)
+        ]
         try:
-            yield open_now.copy
+            yield open_now
             for flood in floods:
                 if flood.done():  # refused or broken: the count says nothing about the link
                     flood.result()
         finally:
             for flood in floods:
                 flood.cancel()
-            wait(floods, _END_S)
-            WireLoop.release()
+            await asyncio.gather(*floods, return_exceptions=True)
 
     async def _flood(self, paced_bytes_per_s: float | None, open_now: list[socket.socket]) -> None:
-        """Send messages until the task is cancelled, or the gateway ends."""
+        """Send messages until the task is cancelled."""
         rate = paced_bytes_per_s or self._link.bytes_per_s
         piece = bytes(min(PIECE_BYTES_MAX, max(_PIECE_BYTES_MIN, int(rate * _FLOOD_PIECE_S))))
-        async with self._call() as call:
+        async with self._dial(FLOOD_METHOD) as call:
             open_now.append(call.socket)
             began_s, sent_bytes = time.monotonic(), 0
-            while not self._ended.is_set():
+            while True:
                 await call.write(piece)
                 sent_bytes += len(piece)
                 if paced_bytes_per_s is not None:
                     due_s = began_s + sent_bytes / paced_bytes_per_s
                     await asyncio.sleep(max(0.0, due_s - time.monotonic()))
 
+    async def _drain(self, call: Call, usual_s: float) -> None:
+        """Wait until echoes are as quick as before, so queues are empty again."""
+        deadline_s = time.monotonic() + _DRAIN_S
+        while await self._echo(call) > 1.3 * usual_s + 0.005 and time.monotonic() < deadline_s:
+            pass
+
     @contextlib.asynccontextmanager
-    async def _call(self) -> AsyncIterator[FrameCall]:
-        """Call Flood, with patience: on a lossy link a connection's first packet may be lost."""
+    async def _turn(self, wait_s: float) -> AsyncIterator[Ask]:
+        """Take the peer's turn for the block, which gets what asks for the received bytes."""
+        async with self._dial(TURN_METHOD) as call:
+
+            async def answer(within_s: float) -> probe_pb2.TurnResponse:
+                async with deadline(within_s):
+                    message = await call.read()
+                if message is None:
+                    site = self.peer.site
+                    raise PeerLostError(f"site {site} ended a measurement early", site)
+                return parsed(message, probe_pb2.TurnResponse)
+
+            async def count() -> probe_pb2.TurnResponse:
+                await call.write(probe_pb2.TurnRequest().SerializeToString())
+                return await answer(self._turn_s)
+
+            await answer(wait_s)  # the turn has begun
+            yield count
+
+    @contextlib.asynccontextmanager
+    async def _dial(self, method: str) -> AsyncIterator[Call]:
+        """Make a call, with patience: on a lossy link a connection's first packet may be lost."""
         deadline_s = time.monotonic() + self._turn_s
         while True:
             async with contextlib.AsyncExitStack() as stack:
                 try:
                     call = await stack.enter_async_context(
-                        self.peer.dial(self._config, self._session, FLOOD_METHOD)
+                        self.peer.dial(self._config, self._session, method)
                     )
                 except CallError:
                     if time.monotonic() > deadline_s:
@@ -322,42 +318,5 @@ class Prober:
                     return
             await asyncio.sleep(_AGAIN_S)
 
-    def _drain(self, stub: probe_pb2_grpc.ProbeStub, usual_s: float) -> None:
-        """Wait until echoes are as quick as before, so queues are empty again."""
-        deadline_s = time.monotonic() + _DRAIN_S
-        while self._echo(stub) > 1.3 * usual_s + 0.005 and time.monotonic() < deadline_s:
-            pass
-
-    def _sleep(self, seconds: float) -> None:
-        if self._ended.wait(seconds):
-            raise PeerLostError("the gateway was stopped", self.peer.site)
-
-    @contextlib.contextmanager
-    def _turn(self, channel: grpc.Channel, wait_s: float) -> Iterator[Ask]:
-        requests: queue.SimpleQueue[probe_pb2.TurnRequest | None] = queue.SimpleQueue()
-        stub = probe_pb2_grpc.ProbeStub(channel)
-        self._echo(stub)  # connects: from then on keepalive watches the peer
-        call = stub.Turn(
-            iter(requests.get, None), metadata=self._metadata, timeout=wait_s + self._turn_s
-        )
-
-        def answer() -> probe_pb2.TurnResponse:
-            response = next(call, None)
-            if response is None:
-                site = self.peer.site
-                raise PeerLostError(f"site {site} ended a measurement early", site)
-            return response
-
-        def ask() -> probe_pb2.TurnResponse:
-            requests.put(probe_pb2.TurnRequest())
-            return answer()
-
-        try:
-            answer()  # the turn has begun
-            yield ask
-        finally:
-            requests.put(None)
-            call.cancel()
-
-    def _lost(self, error: grpc.RpcError) -> PeerLostError:
+    def _lost(self, error: CallError) -> PeerLostError:
         return PeerLostError(f"{self.peer}: {details(error)}", self.peer.site)

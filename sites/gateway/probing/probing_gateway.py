@@ -7,14 +7,12 @@ topology is taken first, which rules out deadlocks.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import logging
-import threading
 import time
-from collections.abc import Iterator
 from typing import Final
 
-from isthmus.protos.errors import IsthmusError, LocalProtocolError, PeerLostError, failure_of
+from isthmus.protos.errors import LocalProtocolError, PeerLostError
 from isthmus.protos.failure import Failure
 from isthmus.protos.frame import Frame
 from isthmus.protos.metrics import PROBE
@@ -22,11 +20,9 @@ from isthmus.sites.gateway.config import GatewayConfig, GatewayId
 from isthmus.sites.gateway.gateway import EndingGateway, Write
 from isthmus.sites.gateway.links.peer_server import ExchangeServer
 from isthmus.sites.gateway.links.transport import Peer
-from isthmus.sites.gateway.probing.probe_server import FLOOD_METHOD, ProbeServer, turn_s
+from isthmus.sites.gateway.probing.probe_server import ProbeServer, turn_s
 from isthmus.sites.gateway.probing.prober import Prober
 from isthmus.topology.spec.job import Probe
-
-_log = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.1
 
@@ -38,19 +34,15 @@ class ProbingGateway(EndingGateway):
         super().__init__(config, write)
         self._probe = probe
         self._unfinished = {link.site for link in config.links}
-        self._all_finished = threading.Event()
         self._probers: list[Prober] = []
-        self._thread: threading.Thread | None = None
         self._server = ExchangeServer(config, self)
-        self._served = ProbeServer(
-            config, probe, self._server.site_of, self._server.caller_site, self._peer_finished
-        )
-        self._server.add(self._served.register)
-        self._server.serve(FLOOD_METHOD, self._served.flood)
+        self._served = ProbeServer(config, probe, self._server.site_of, self._peer_finished)
+        self._server.methods.update(self._served.methods)
 
     def start(self) -> None:
         """Listen for peers, and report the address."""
         told = self._server.start()
+        super().start()
         self._write({"op": "listening", "host": told.host, "port": told.port})
 
     def connect(self, peers: tuple[Peer, ...]) -> None:
@@ -59,25 +51,24 @@ class ProbingGateway(EndingGateway):
         Raises:
             LocalProtocolError: a gateway is missing from `peers`, or this was called before.
         """
-        if self._thread is not None:
+        if self._probers:
             raise LocalProtocolError("stdin: connect came twice")
         by_site = {peer.site: peer for peer in peers if peer.gateway == 0}
         for link in self._config.links:
             if link.site not in by_site:
                 raise LocalProtocolError(f"stdin: connect: no address of site {link.site}")
             peer = by_site[link.site]
-            self._probers.append(Prober(self._config, self._probe, link, peer, self._ended))
-        self._thread = threading.Thread(target=self._run, name="probe", daemon=True)
-        self._thread.start()
+            self._probers.append(Prober(self._config, self._probe, link, peer))
+        self._begin(self._run())
 
     def close(self) -> None:
-        """Tell the agent of a failure, and end every thread. Idempotent."""
+        """Tell the agent of a failure, and end all work. Idempotent."""
         self._ended.set()
         if self.failure is not None:
             self._write(self.failure.to_line())
-        if self._thread is not None:
-            self._thread.join(self._config.peer_lost_s)
+        self._end_work()
         self._server.close()
+        self._release()
 
     # ---------------------------------------------------------------- what others report
 
@@ -102,37 +93,28 @@ class ProbingGateway(EndingGateway):
         self.fail(Failure(code="PEER_LOST", message=why, site=site, is_collateral=True))
 
     def _peer_finished(self, site: str) -> None:
-        with self._lock:
-            self._unfinished.discard(site)
-            if not self._unfinished:
-                self._all_finished.set()
+        self._unfinished.discard(site)
 
     # ---------------------------------------------------------------- measuring
 
-    def _run(self) -> None:
-        try:
-            for prober in self._probers:
-                prober.greet()
-            self._write({"op": "connected"})
-            for prober in self._probers:
-                self._measure(prober)
-            for prober in self._probers:
-                prober.finish()
-            self._wait_for_peers()
-        except IsthmusError as error:
-            self.fail(failure_of(error))
-        except Exception as error:  # noqa: BLE001 - a thread's root: reported, ends the gateway
-            _log.exception("the measurement ended")
-            self.fail(failure_of(error))
+    async def _run(self) -> None:
+        for prober in self._probers:
+            await prober.greet()
+        self._write({"op": "connected"})
+        for prober in self._probers:
+            await self._measure(prober)
+        for prober in self._probers:
+            await prober.finish()
+        await self._wait_for_peers()
 
-    def _measure(self, prober: Prober) -> None:
+    async def _measure(self, prober: Prober) -> None:
         site = prober.peer.site
-        turns: list[contextlib.AbstractContextManager[None]]
-        turns = [self._own_turn(), contextlib.nullcontext()]
+        turns: list[contextlib.AbstractAsyncContextManager[None]]
+        turns = [self._served.turn, contextlib.nullcontext()]
         if self._config.site_index > self._config.sites.index(site):
             turns.reverse()  # the peer's turn comes first
-        with turns[0]:
-            figures = prober.measure(self._longest_s(), turns[1])
+        async with turns[0]:
+            figures = await prober.measure(self._longest_s(), turns[1])
         self._write(
             {
                 "op": "metric",
@@ -144,28 +126,18 @@ class ProbingGateway(EndingGateway):
             }
         )
 
-    @contextlib.contextmanager
-    def _own_turn(self) -> Iterator[None]:
-        while not self._served.turn.acquire(timeout=_POLL_S):
-            if self._ended.is_set():
-                raise PeerLostError("the gateway was stopped", self._config.site)
-        try:
-            yield
-        finally:
-            self._served.turn.release()
-
-    def _wait_for_peers(self) -> None:
+    async def _wait_for_peers(self) -> None:
         """Stay until no peer needs this gateway any more, then report to the agent.
 
         Raises:
             PeerLostError: a peer takes longer than all measurements together can take.
         """
         deadline_s = time.monotonic() + self._longest_s()
-        while self._unfinished and not self._ended.is_set():
+        while self._unfinished:
             if time.monotonic() > deadline_s:
                 site = min(self._unfinished)
                 raise PeerLostError(f"site {site} has not finished its measurements", site)
-            self._all_finished.wait(_POLL_S)
+            await asyncio.sleep(_POLL_S)
         self._write({"op": "probed"})
 
     def _longest_s(self) -> float:

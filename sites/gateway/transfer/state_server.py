@@ -7,38 +7,39 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import grpc.aio
-
-from isthmus.protos.errors import IsthmusError, NotFoundError
-from isthmus.protos.exchange.v1 import state_pb2, state_pb2_grpc
-from isthmus.sites.gateway.links.peer_server import Context, abort
+from isthmus.protos.errors import NotFoundError
+from isthmus.protos.exchange.v1 import state_pb2
+from isthmus.sites.gateway.links.calls import Serve, ServedCall, answering
 from isthmus.sites.local.entry_folder import INDEX, OBJECTS, PIECE_BYTES, TENSORS, entry_folder
 from isthmus.sites.local.rank_messages import StateProgress
 
+INDEX_METHOD: Final = "/isthmus.exchange.v1.State/Index"
+READ_METHOD: Final = "/isthmus.exchange.v1.State/Read"
 _TURN_S: Final = 0.5
 """Longest wait for a turn. Then the caller is told to ask again: it knows that the donor lives, and
 callers that have gone take no turn."""
-EARLY: Final = "its turn comes in"
-"""Prefix of the message to a site that has to ask again."""
-
-SiteOf = Callable[[Context], Awaitable[str]]
-"""Returns the site of a call, or aborts it."""
 
 
-class StateServer(state_pb2_grpc.StateServicer):
+class StateServer:
     """Serves the states in a node's folder; reads on threads, so frames never wait for a disk.
 
     It keeps to its share of a link, on average over a piece.
     """
 
     def __init__(
-        self, node_folder: Path, site_of: SiteOf, bytes_per_s: Mapping[str, float]
+        self,
+        node_folder: Path,
+        site_of: Callable[[ServedCall], str],
+        bytes_per_s: Mapping[str, float],
     ) -> None:
-        """Serve states in `node_folder`, at `bytes_per_s` by receiving site."""
+        """Serve states in `node_folder`, at `bytes_per_s` by receiving site.
+
+        `site_of` returns the site of a call, or raises IsthmusError.
+        """
         self._node_folder = node_folder
         self._site_of = site_of
         self._bytes_per_s = bytes_per_s
@@ -47,10 +48,11 @@ class StateServer(state_pb2_grpc.StateServicer):
         self._lock = threading.Lock()
         self._progress: dict[int, StateProgress] = {}
         """Latest progress report of each rank, for the newest epoch."""
-
-    def register(self, server: grpc.aio.Server) -> None:
-        """Add the methods to a server that has not been started."""
-        state_pb2_grpc.add_StateServicer_to_server(self, server)
+        self.methods: Mapping[str, Serve] = {
+            INDEX_METHOD: answering(self._index, state_pb2.IndexRequest),
+            READ_METHOD: answering(self._piece, state_pb2.ReadRequest),
+        }
+        """Handlers by path."""
 
     def note(self, rank: int, progress: StateProgress) -> None:
         """Record a rank's progress or failure in writing its part. From any thread."""
@@ -61,19 +63,11 @@ class StateServer(state_pb2_grpc.StateServicer):
             if progress.epoch >= latest:
                 self._progress[rank] = progress
 
-    @property
-    def methods(self) -> tuple[tuple[str, Callable[..., Any], Callable[[bytes], Any]], ...]:
-        """The methods: (name, handler, parser of the request)."""
-        return (
-            ("Index", self.Index, state_pb2.IndexRequest.FromString),
-            ("Read", self.Read, state_pb2.ReadRequest.FromString),
-        )
-
-    async def Index(  # noqa: N802 - gRPC fixes the name
-        self, request: state_pb2.IndexRequest, context: Context
+    async def _index(
+        self, request: state_pb2.IndexRequest, call: ServedCall
     ) -> state_pb2.IndexResponse:
         """Answer the index of an epoch's state, or the progress of the ranks that write it."""
-        await self._site_of(context)
+        self._site_of(call)
         path = entry_folder(self._node_folder, request.epoch) / INDEX
         try:
             written = await asyncio.to_thread(path.read_bytes)
@@ -81,36 +75,31 @@ class StateServer(state_pb2_grpc.StateServicer):
             with self._lock:
                 reports = [each for each in self._progress.values() if each.epoch == request.epoch]
             if not reports:
-                await abort(context, NotFoundError(f"no state of epoch {request.epoch} is here"))
+                raise NotFoundError(f"no state of epoch {request.epoch} is here") from None
             return state_pb2.IndexResponse(
                 done_bytes=sum(each.done_bytes for each in reports),
                 problem=next((each.problem for each in reports if each.problem), ""),
             )
         return state_pb2.IndexResponse(index=written)
 
-    async def Read(  # noqa: N802 - gRPC fixes the name
-        self, request: state_pb2.ReadRequest, context: Context
-    ) -> state_pb2.ReadResponse:
-        """Return one piece of a file."""
-        site = await self._site_of(context)
+    async def _piece(
+        self, request: state_pb2.ReadRequest, call: ServedCall
+    ) -> state_pb2.ReadResponse | bytes:
+        """Answer one piece of a file, or how long it is until the caller's turn."""
+        site = self._site_of(call)
         now_s = time.monotonic()
         turn_s = max(now_s, self._free_s.get(site, 0.0))
         if turn_s > now_s + _TURN_S:
-            await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{EARLY} {turn_s - now_s:.1f} s"
-            )
+            return state_pb2.ReadResponse(wait_s=turn_s - now_s)
         bytes_per_s = self._bytes_per_s.get(site, math.inf)
         self._free_s[site] = turn_s + PIECE_BYTES / bytes_per_s
         await asyncio.sleep(turn_s - now_s)
-        try:
-            data = await asyncio.to_thread(self._read, request)
-        except IsthmusError as error:
-            await abort(context, error)
-        self._free_s[site] -= (PIECE_BYTES - len(data)) / bytes_per_s
-        return state_pb2.ReadResponse(data=data)
+        num_bytes, answer = await asyncio.to_thread(self._read, request)
+        self._free_s[site] -= (PIECE_BYTES - num_bytes) / bytes_per_s
+        return answer
 
-    def _read(self, request: state_pb2.ReadRequest) -> bytes:
-        """Return a piece.
+    def _read(self, request: state_pb2.ReadRequest) -> tuple[int, bytes]:
+        """Return the length of a piece, and the serialised answer with it.
 
         Raises:
             NotFoundError: the piece does not exist, or its file is not complete.
@@ -128,4 +117,4 @@ class StateServer(state_pb2_grpc.StateServicer):
             raise NotFoundError(
                 f"epoch {request.epoch}: {request.path!r} has no piece {request.piece} here"
             )
-        return data
+        return len(data), state_pb2.ReadResponse(data=data).SerializeToString()

@@ -19,12 +19,14 @@ If a kernel setting would help more, the log says so once.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import socket
 import time
 
 from isthmus.sites.gateway.config import PeerLink
+from isthmus.sites.gateway.links.calls import Target
 from isthmus.sites.gateway.links.congestion.kernel import (
     begin_bbr_anew,
     is_bbr,
@@ -35,10 +37,8 @@ from isthmus.sites.gateway.links.congestion.kernel import (
 )
 from isthmus.sites.gateway.links.congestion.rate import Pace
 from isthmus.sites.gateway.links.congestion.window import LinkWindow, Path
-from isthmus.sites.gateway.links.inbound_proxy import InboundProxy
 from isthmus.sites.gateway.links.send_queue import LinkTotals, Outbox
 from isthmus.sites.gateway.links.streams import Streams
-from isthmus.sites.gateway.links.transport import Peer
 from isthmus.topology.spec.tcp_constants import (
     FIRST_WINDOW_PACKETS,
     RTO_MIN_S,
@@ -81,13 +81,13 @@ def idle_cost_s(idle_s: float, bytes_per_s: float, rtt_s: float, num_connections
 
 
 class ChannelGrowth:
-    """Opens and configures the TCP connections of one link. `begin`, then `run` on a thread."""
+    """Opens and configures the TCP connections of one link. `begin`, then `run`."""
 
     def __init__(
         self,
         wanted: int | None,
         link: PeerLink,
-        peer: Peer | InboundProxy,
+        peer: Target,
         outbox: Outbox,
         streams: Streams,
         num_senders: int = 1,
@@ -123,11 +123,7 @@ class ChannelGrowth:
 
     def set_up(self, connection: socket.socket) -> None:
         """Configure a new connection: congestion control, and its share of the pace."""
-        share_bytes_per_s = math.nan
-        # Meanwhile the link's thread may have set a newer pace on all connections.
-        while share_bytes_per_s != (newest_bytes_per_s := self._share_bytes_per_s()):
-            share_bytes_per_s = newest_bytes_per_s
-            set_up((connection,), self._link, share_bytes_per_s)
+        set_up((connection,), self._link, self._share_bytes_per_s())
 
     def _tell_pace(self) -> None:
         """Set each connection's share of the pace, if it has changed."""
@@ -140,9 +136,10 @@ class ChannelGrowth:
         """Return the pace per connection that carries frames."""
         return self._pace.bytes_per_s / min(self._streams.num_streams, self._outbox.num_in_flight)
 
-    def run(self) -> None:
+    async def run(self) -> None:
         """Adapt the link to the kernel's counters until it ends."""
-        while not self._outbox.closed.wait(_LOOK_S) and not self._outbox.is_over:
+        while not self._outbox.is_over:
+            await asyncio.sleep(_LOOK_S)
             self._look()
 
     def _look(self) -> None:

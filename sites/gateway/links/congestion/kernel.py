@@ -14,6 +14,7 @@ left out.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import functools
@@ -175,7 +176,7 @@ def starts_slowly_after_idle() -> bool:
         return False
 
 
-def use_pauses(connections: Callable[[], Connections], outbox: Outbox, rtt_s: float) -> None:
+async def use_pauses(connections: Callable[[], Connections], outbox: Outbox, rtt_s: float) -> None:
     """Restart BBR in a link's pauses until the link ends, so that BBR makes no pause itself.
 
     BBR lets a connection run dry where it has seen no shorter round trip for ten seconds. It then
@@ -191,13 +192,11 @@ def use_pauses(connections: Callable[[], Connections], outbox: Outbox, rtt_s: fl
     is measured.
     """
     used_s = time.monotonic()
-    while not outbox.closed.wait(max(_PAUSES_LOOK_S, used_s + _PAUSES_EVERY_S - time.monotonic())):
-        if outbox.is_over:
-            return
-        if not outbox.is_empty:
-            continue
-        used_s = time.monotonic()
-        begin_bbr_anew(connections(), outbox.totals().idle_rtt_s or rtt_s)
+    while not outbox.is_over:
+        await asyncio.sleep(max(_PAUSES_LOOK_S, used_s + _PAUSES_EVERY_S - time.monotonic()))
+        if outbox.is_empty and not outbox.is_over:
+            used_s = time.monotonic()
+            begin_bbr_anew(connections(), outbox.totals().idle_rtt_s or rtt_s)
 
 
 def is_bbr(congestion_control: str) -> bool:
