@@ -121,7 +121,7 @@ class EndingGateway:
         self._wire.call(functools.partial(self._create, work))
 
     def _create(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name=work.__qualname__)
+        task = asyncio.create_task(work)
         self._work.add(task)
         task.add_done_callback(self._done)
 
@@ -130,7 +130,7 @@ class EndingGateway:
         if task.cancelled() or (error := task.exception()) is None:
             return
         if not isinstance(error, IsthmusError | OSError):
-            _log.error("%s ended", task.get_name(), exc_info=error)
+            _log.error("a task of the gateway ended", exc_info=error)
         self.fail(failure_of(error, self._config.site))
 
     def _end_work(self) -> None:

@@ -9,6 +9,7 @@ import grpc
 
 from isthmus.protos.exchange.v1.exchange_pb2 import HelloResponse
 from isthmus.protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
+from isthmus.protos.limits import EXCHANGE_CHANNEL_BYTES
 from isthmus.protos.security import exchange_security
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.links.transport import greeting
@@ -18,7 +19,9 @@ DEADLINE_S = 20.0
 
 def channel_to(port: int, config: GatewayConfig, to: str) -> grpc.Channel:
     """Return a channel to a gateway of site `to`, as the gateway with this configuration has it."""
-    return exchange_security(config.site).channel(f"127.0.0.1:{port}", (), f"{to}.gateway")
+    options = (("grpc.max_receive_message_length", EXCHANGE_CHANNEL_BYTES),)
+    security = exchange_security(config.site)
+    return security.channel(f"127.0.0.1:{port}", options, f"{to}.gateway")
 
 
 def hello_by_library(channel: grpc.Channel, config: GatewayConfig) -> HelloResponse:

@@ -84,7 +84,7 @@ class Library(exchange_pb2_grpc.ExchangeServicer, state_pb2_grpc.StateServicer):
         self._folder = folder
         self.left: list[str] = []
 
-    async def Hello(  # type: ignore[override]  # noqa: N802
+    async def Hello(  # noqa: N802
         self,
         request_iterator: AsyncIterator[exchange_pb2.HelloRequest],
         context: Any,  # noqa: ANN401
@@ -92,7 +92,7 @@ class Library(exchange_pb2_grpc.ExchangeServicer, state_pb2_grpc.StateServicer):
         async for request in request_iterator:
             yield exchange_pb2.HelloResponse(session=f"of {request.site}")
 
-    async def Leave(  # type: ignore[override]  # noqa: N802
+    async def Leave(  # noqa: N802
         self,
         request: exchange_pb2.LeaveRequest,
         context: Any,  # noqa: ANN401
@@ -100,7 +100,7 @@ class Library(exchange_pb2_grpc.ExchangeServicer, state_pb2_grpc.StateServicer):
         self.left.append(request.session)
         return exchange_pb2.LeaveResponse()
 
-    async def Index(  # type: ignore[override]  # noqa: N802
+    async def Index(  # noqa: N802
         self,
         request: state_pb2.IndexRequest,
         context: Any,  # noqa: ANN401
@@ -110,7 +110,7 @@ class Library(exchange_pb2_grpc.ExchangeServicer, state_pb2_grpc.StateServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, "nothing: no such epoch")
         return state_pb2.IndexResponse(index=(self._folder / INDEX).read_bytes())
 
-    async def Read(  # type: ignore[override]  # noqa: N802
+    async def Read(  # noqa: N802
         self,
         request_iterator: AsyncIterator[state_pb2.ReadRequest],
         context: Any,  # noqa: ANN401

@@ -8,7 +8,6 @@ import itertools
 import logging
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -311,7 +310,7 @@ def test_connections_that_are_new_to_the_count_make_no_link_faster(
         for delivered, connection in [(10_000, first), (700_000_000, later), (700_010_000, later)]:
             found = Segments(9, 0, "", 0.08, 0.08, False, delivered, 1448)
             call = SimpleNamespace(socket=connection, limit=lambda *_: None)
-            streams._carrying = {0: _Carrying(call, Progress(0.0, 1.0))}  # type: ignore[arg-type]
+            streams._carrying = {0: _Carrying(call, Progress(0.0, 1.0))}
             monkeypatch.setattr(connections, "segments_of", lambda _connections, found=found: found)
             for _ in range(30):
                 growth._look()
@@ -336,33 +335,6 @@ def test_a_share_of_the_pace_is_told_anew_when_frames_turn_out_long(
     outbox.acknowledge(item.key, item.epoch, 0.0)
     follow(growth, monkeypatch, [Segments(9, 0, "bbr", 0.08, 0.08)] * 2)
     assert shares == [125e6 / 4, 125e6]
-
-
-def test_who_sets_a_connection_up_slowly_does_not_leave_it_an_older_pace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connection: socket.socket
-) -> None:
-    """Others are told a newer one by another thread, just then."""
-    growth, _, _ = growing(tmp_path, 1)
-    growth.begin()
-    told: list[float] = []
-    is_setting, is_told = threading.Event(), threading.Event()
-
-    def slow(_connections: object, _link: PeerLink, pace_bytes_per_s: float) -> None:
-        is_first = not is_setting.is_set()
-        is_setting.set()
-        if is_first:
-            assert is_told.wait(10), "who is quicker waits for nobody"
-        told.append(pace_bytes_per_s)
-        is_told.set()
-
-    monkeypatch.setattr(connections, "set_up", slow)
-    setting = threading.Thread(target=growth.set_up, args=(connection,))
-    setting.start()
-    assert is_setting.wait(10)
-    growth._pace.bytes_per_s = 7.0
-    growth._tell_pace()
-    setting.join(10)
-    assert told == [7.0, 1.25 * 125e6, 7.0]
 
 
 def test_connections_share_the_pace(
@@ -416,7 +388,7 @@ def test_frames_leave_by_no_more_connections_than_the_window_holds_frames(tmp_pa
     async def fed(num_in_flight: int) -> list[int]:
         idle = {index: asyncio.get_running_loop().create_future() for index in (5, 3, 1, 0)}
         streams._idle = dict(idle)
-        streams._carrying = dict.fromkeys(idle, _Carrying(SimpleNamespace(), Progress(0.0, 1.0)))  # type: ignore[arg-type]
+        streams._carrying = dict.fromkeys(idle, _Carrying(SimpleNamespace(), Progress(0.0, 1.0)))
         outbox.limit(num_in_flight * outbox.totals().longest_bytes)
         streams._feed()
         return [index for index, waiter in idle.items() if waiter.done()]

@@ -41,7 +41,7 @@ from isthmus.sites.gateway.links.frame_calls import CallError, FrameCall, Patien
 from isthmus.sites.gateway.links.frame_listener import FrameListener, Serve
 from isthmus.sites.gateway.links.http2 import CANCEL, Kind
 from isthmus.sites.gateway.links.read_ahead import ReadAhead
-from isthmus.sites.gateway.links.transport import PULL_METHOD, PUSH_METHOD
+from isthmus.sites.gateway.links.transport import PUSH_METHOD, REVERSE_METHOD
 from tests.fakes.certified import DOMAIN, certify, held_by
 from tests.fakes.http2_frames import (
     END_STREAM,
@@ -653,11 +653,11 @@ def test_a_method_that_is_not_there_is_said_to_be(world: World, client: str) -> 
     async def story() -> None:
         async with (
             our_server(world, {PUSH_METHOD: echo}) as address,
-            CLIENTS[client](world, address, PULL_METHOD) as call,
+            CLIENTS[client](world, address, REVERSE_METHOD) as call,
         ):
             status, why = await status_of(call.read())
             assert status is Status.UNIMPLEMENTED
-            assert PULL_METHOD in why
+            assert REVERSE_METHOD in why
 
     run(story())
 
@@ -697,7 +697,7 @@ def test_the_librarys_server_lets_in_who_may(world: World) -> None:
             other = World(world.server, stranger, world.folder)
             async with our_client(other, address, PUSH_METHOD) as call:
                 assert (await status_of(call.read()))[0] is refused
-            async with our_client(world, address, PULL_METHOD) as call:
+            async with our_client(world, address, REVERSE_METHOD) as call:
                 assert (await status_of(call.read()))[0] in {Status.UNIMPLEMENTED, refused}
             async with our_client(world, address, PUSH_METHOD) as call:
                 await exchange(call, [b"x"])

@@ -382,9 +382,11 @@ def test_a_transfer_that_is_ended_says_how_far_it_came(
 
     async def never(_: object) -> int:
         script.now_s += 100.0
-        return await asyncio.get_running_loop().create_future()
+        await asyncio.Event().wait()
+        raise AssertionError
 
     monkeypatch.setattr(PieceBook, "take", never)
+    monkeypatch.setattr(state_fetch, "Standstills", lambda *_: SimpleNamespace(look=lambda *_: 0))
     with pytest.raises(PeerLostError, match=r"as a whole: 3B of 12MiB in 140.0 s, nothing for 100"):
         run(taking)
     assert not entry_folder(tmp_path, EPOCH).exists()

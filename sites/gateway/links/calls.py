@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -28,6 +28,7 @@ from isthmus.sites.gateway.links.progress import Traffic
 _log = logging.getLogger(__name__)
 
 Asked = TypeVar("Asked", bound=Message)
+Served = TypeVar("Served", bound="ServedCall")
 Answer = TypeVar("Answer", bound=Message)
 
 
@@ -117,11 +118,11 @@ class ServedCall(Protocol):
         """Return the address of the other end."""
 
 
-Serve = Callable[[ServedCall], Awaitable[None]]
+Serve = Callable[[ServedCall], Coroutine[Any, Any, None]]
 """Serves a call until the peer ends it; raises IsthmusError to refuse it, or to end it."""
 
 
-async def serve_call(call: ServedCall, method: str, serve: Serve) -> None:
+async def serve_call(call: Served, method: str, serve: Callable[[Served], Awaitable[None]]) -> None:
     """Serve a call, and tell its client how it ended."""
     try:
         await serve(call)

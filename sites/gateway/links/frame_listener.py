@@ -23,7 +23,7 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import grpc
@@ -35,7 +35,7 @@ from isthmus.protos.limits import EXCHANGE_CHANNEL_BYTES, HANDSHAKE_S
 from isthmus.protos.mutual_tls import CertificateError
 from isthmus.protos.security import Security
 from isthmus.sites.gateway.links.allowance import Allowance
-from isthmus.sites.gateway.links.calls import Serve, serve_call
+from isthmus.sites.gateway.links.calls import serve_call
 from isthmus.sites.gateway.links.frame_calls import (
     FrameCall,
     Patience,
@@ -66,6 +66,9 @@ _SWEEP_S: Final = 0.25
 _BACKLOG: Final = 256
 _RETRY_S: Final = 0.1
 _WARN_EVERY_S: Final = 10.0
+
+Serve = Callable[[FrameCall], Awaitable[None]]
+"""Serves a call until the peer ends it; raises IsthmusError to refuse it, or to end it."""
 
 
 class FrameListener:

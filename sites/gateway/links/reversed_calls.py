@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -153,11 +154,11 @@ def unwrapped(message: memoryview) -> memoryview | None:
     Raises:
         CallError: the call has ended with an error, or the message cannot be read.
     """
-    kind, carried = message[:1], message[1:]
+    kind, carried = bytes(message[:1]), message[1:]
     if kind == _MESSAGE:
         return carried
     if kind != _END:
-        raise CallError(grpc.StatusCode.INTERNAL, f"an answer begins with {bytes(kind)!r}")
+        raise CallError(grpc.StatusCode.INTERNAL, f"an answer begins with {kind!r}")
     try:
         end = End.FromString(bytes(carried))
     except DecodeError as error:
@@ -174,8 +175,9 @@ def unwrapped(message: memoryview) -> memoryview | None:
 class Servant(Protocol):
     """Serves the calls of a peer that this side has dialled."""
 
-    methods: Mapping[str, Serve]
-    """Handlers by path."""
+    @property
+    def methods(self) -> Mapping[str, Serve]:
+        """Handlers by path."""
 
     def session_of(self, sender: GatewayId) -> str:
         """Return a gateway's session here."""
@@ -219,7 +221,7 @@ class Offers:
                         self._said.clear()
                         serving = tasks.create_task(self._serve(call, name, stack.pop_all()))
                         # If it is cancelled before its first step, it ends nothing.
-                        serving.add_done_callback(lambda _, call=call: call.cancel())
+                        serving.add_done_callback(functools.partial(_cancel, call))
                         continue
                 except CallError as error:
                     self._broke(details(error))
@@ -244,6 +246,10 @@ class Offers:
                 await served.end(grpc.StatusCode.UNIMPLEMENTED, why)
             else:
                 await serve_call(served, method, serve)
+
+
+def _cancel(call: FrameCall, _: object) -> None:
+    call.cancel()
 
 
 class _Served:

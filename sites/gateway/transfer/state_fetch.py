@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from isthmus.protos.errors import PeerLostError, RemoteProtocolError
 from isthmus.protos.exchange.v1 import state_pb2
@@ -219,14 +219,15 @@ class StateFetch:
         ]
         complete = asyncio.create_task(self._book.wait_complete())
         everybody = asyncio.gather(*taking)
+        ends: list[asyncio.Future[Any]] = [everybody, complete]
         try:
-            await asyncio.wait([everybody, complete], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if everybody.done():
                 everybody.result()
         finally:
             for task in (*taking, complete):
                 task.cancel()
-            await asyncio.gather(*taking, complete, return_exceptions=True)
+            await asyncio.gather(*ends, return_exceptions=True)
 
     def _note_again(self, why: str) -> None:
         self.num_again += 1
