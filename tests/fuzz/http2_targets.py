@@ -1,4 +1,4 @@
-"""What comes at a frames port, and back from one: HTTP/2, and gRPC's messages in it."""
+"""What comes at a gateway's port, and back from one: HTTP/2, and gRPC's messages in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strangers at the frames port cost a bounded part of the loop's time, of memory and of logs."""
+"""Strangers at a gateway cost a bounded part of the loop's time, of memory and of logs."""
 
 from __future__ import annotations
 
