@@ -30,7 +30,7 @@ from isthmus.sites.gateway.links.send_queue import link_values
 from isthmus.sites.gateway.links.transport import Peer
 from isthmus.sites.gateway.links.wire_loop import WireLoop
 from isthmus.sites.gateway.ranks.rank_server import LocalServer
-from isthmus.sites.gateway.ranks.stall_watch import StallWatch
+from isthmus.sites.gateway.ranks.stall_reports import StallReports
 from isthmus.sites.gateway.reduction.epochs import Gift
 from isthmus.sites.gateway.reduction.executor import Executor, Settled, SiteLeftError
 from isthmus.sites.gateway.reduction.kept_residuals import read_residuals, write_residuals
@@ -161,11 +161,7 @@ class Gateway(EndingGateway):
         self._executor = Executor(
             config, self._pool, on_reduced=self._reduced, on_failure=self.fail
         )
-        self._stalls: StallWatch | None = None
-        """Watches for late ranks. None until all ranks have joined, or if stalls are not
-        reported."""
-        self._watching = threading.Lock()
-        """Guards `_stalls`."""
+        self._stalls = StallReports(config, write)
         self._server = ExchangeServer(config, self)
         rates = bytes_per_s_to(config)
         self._state = StateServer(Path(config.state_folder), self._server.site_of, rates)
@@ -369,9 +365,7 @@ class Gateway(EndingGateway):
         _log.info("fetched the training state of the other sites: %s", values)
         self._write({"op": "metric", "kind": ENTRY, "rank": -1, "step": -1, "values": values})
         await asyncio.to_thread(self._local.tell_members, members)
-        if self._stalls is not None:
-            with self._watching:
-                self._stalls.begin_anew(time.monotonic())
+        self._stalls.note(lambda watch, now_s: watch.begin_anew(now_s))
         self._has_state = True
 
     def close(self) -> None:
@@ -427,22 +421,16 @@ class Gateway(EndingGateway):
 
     def joined(self, ranks: list[int]) -> None:
         """All local ranks have connected."""
-        config = self._config
-        if config.stall is not None:
-            self._stalls = StallWatch(ranks, config.stall, config.peer_lost_s, time.monotonic())
+        self._stalls.begin(ranks)
         self._write({"op": "joined", "ranks": ranks})
 
     def handed(self, rank: int, round_: int) -> None:
         """A rank's script has submitted a bucket."""
-        if self._stalls is not None:
-            with self._watching:
-                self._stalls.handed(rank, round_, time.monotonic())
+        self._stalls.note(lambda watch, now_s: watch.handed(rank, round_, now_s))
 
     def saving(self, rank: int) -> None:
         """A rank waits for a checkpoint that is being saved."""
-        if self._stalls is not None:
-            with self._watching:
-                self._stalls.saving(rank, time.monotonic())
+        self._stalls.note(lambda watch, now_s: watch.saving(rank, now_s))
 
     def state_progress(self, rank: int, progress: StateProgress) -> None:
         """A rank reports progress or failure in writing its part of the state for others."""
@@ -451,21 +439,15 @@ class Gateway(EndingGateway):
     def rank_left(self, rank: int) -> None:
         """A rank has left."""
         self._write({"op": "rank_left", "rank": rank, "round": self._executor.round})
-        if self._stalls is not None:
-            with self._watching:
-                self._stalls.left(rank)
+        self._stalls.note(lambda watch, _: watch.left(rank))
 
     def _reduced(self, rank: int, reduced: Reduced) -> None:
-        if self._stalls is not None:
-            with self._watching:
-                self._stalls.returned(rank, time.monotonic())
+        self._stalls.note(lambda watch, now_s: watch.returned(rank, now_s))
         self._local.reduced(rank, reduced)
 
     def post(self, rank: int, request: Reduce, values: Floats) -> None:
         """Start the reduction of a rank's part of a bucket."""
-        if self._stalls is not None:
-            with self._watching:
-                self._stalls.posted(rank, time.monotonic())
+        self._stalls.note(lambda watch, now_s: watch.posted(rank, now_s))
         try:
             if begun := self._executor.post(rank, request, values):
                 self._tell_resumed(begun.epoch, request.round, begun.behind)
@@ -529,38 +511,8 @@ class Gateway(EndingGateway):
         while not self._ended.is_set():
             await asyncio.sleep(_METRICS_EVERY_S)
             self._report_links()
-            self._report_stalls()
-
-    def _report_stalls(self) -> None:
-        """Report which ranks have not moved for too long, whenever that changes."""
-        stalls = self._stalls
-        if stalls is None:
-            return
-        with self._watching:
-            now_s = time.monotonic()
             results_wait_s = self._executor.results_wait_s if self._has_state else math.inf
-            stalled = stalls.look(now_s, _METRICS_EVERY_S, results_wait_s)
-            if stalled is None:
-                return
-            absent, waiting = (
-                [
-                    {
-                        "rank": rank,
-                        "for_s": stalls.silent_s(rank, now_s),
-                        "round": stalls.round_of(rank),
-                    }
-                    for rank in ranks
-                ]
-                for ranks in (stalled.absent, stalled.waiting)
-            )
-        self._write(
-            {
-                "op": "stalled",
-                "absent": absent,
-                "waiting": waiting,
-                "behind": stalled.is_behind,
-            }
-        )
+            self._stalls.report(_METRICS_EVERY_S, results_wait_s)
 
     async def _open_more(self, links: list[Link]) -> None:
         for failure in await self._links.open(links):
