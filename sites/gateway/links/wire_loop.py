@@ -2,8 +2,7 @@
 
 With a thread per stream, each frame woke seven of them in turn, and each had to get the
 interpreter's lock from the previous one. On a machine with few cores that cost more than carrying
-the frame. gRPC has one event source per process for asyncio, so one loop serves all links of all
-gateways of a process.
+the frame. One loop serves all links of all gateways of a process.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class WireLoop:
 
 
 async def _end_tasks() -> None:
-    """Cancel gRPC's remaining tasks and wait; otherwise asyncio warns of them at exit."""
+    """Cancel remaining tasks and wait; otherwise asyncio warns of them at exit."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
