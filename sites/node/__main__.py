@@ -23,7 +23,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from isthmus.protos.control.v1.control_pb2 import BlobPart, Prepare
+from isthmus.protos.errors import IsthmusError
 from isthmus.protos.failure import Failure, reason_of, text_of
 from isthmus.protos.private_files import keep_private, private_folder
 from isthmus.protos.save_time import save_within_s
@@ -206,8 +209,11 @@ class _Service:
                 _, spec = self._run
                 return await asyncio.to_thread(missing_of, self._blobs, spec)
             case "take_blob":
-                part = BlobPart.FromString(base64.b64decode(message["part"]))
-                await asyncio.to_thread(self._blobs.take, part)
+                try:
+                    part = BlobPart.FromString(base64.b64decode(message["part"]))
+                    await asyncio.to_thread(self._blobs.take, part)
+                except (IsthmusError, DecodeError) as error:
+                    raise SiteError("CORRUPT_DATA", f"a carried file: {text_of(error)}") from error
                 return None
             case "start_gateways":
                 self._supervisor = await self._prepared()

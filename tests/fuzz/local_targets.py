@@ -20,6 +20,7 @@ from isthmus.sites.worker.exchange.gateway_link import GatewayLink
 from isthmus.topology.documents.load import load_job, load_topology
 from isthmus.topology.faults.loading import load_faults
 from isthmus.topology.faults.script import Change, Kill, Pause
+from isthmus.topology.spec.carried_folder import CarriedFile, CarriedFolder, CarriedLink
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.plan_wishes import Replan
 from isthmus.topology.spec.run_spec import RunSpec
@@ -152,6 +153,13 @@ def _state(data: bytes) -> None:
             assert named is None or (named[0] > 0 and named[1] >= 0)
 
 
+_CARRIED = CarriedFolder(
+    files=(CarriedFile(path="sub/train.py", mode=0o644, num_bytes=3, digest="0f" * 32),),
+    links=(CarriedLink(path="link", target="sub/train.py"),),
+    empty_folders=("out",),
+)
+
+
 def _target(
     name: str,
     decode: object,
@@ -189,6 +197,7 @@ LOCAL_TARGETS = (
         [line({"emulator": {"pid": 77, "created_s": 1e9}, "sites": {}})],
         200,
     ),
+    _target("carried-folder", CarriedFolder.from_bytes, (ConfigError,), [_CARRIED.to_bytes()], 200),
     _target(
         "run-spec",
         RunSpec.from_bytes,
