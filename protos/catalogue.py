@@ -300,6 +300,13 @@ _ENTRIES = (
         ExitCode.JOB_FAILED,
     ),
     Entry(
+        "GRADIENTS_DIFFER",
+        "A rank computes other gradients of a micro-batch than the others.",
+        "Take the card, or the host, that is named out of service and test it. Then `isthmus launch "
+        "--resume`, or `isthmus sites add` where the run has gone on: docs/failures.md.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
         "STEPS_DIFFER",
         "Sites take unlike optimizer steps for the same rounds.",
         "Have all ranks of all sites step after the same backward passes; who has no data for a step "

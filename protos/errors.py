@@ -111,6 +111,12 @@ class NonFiniteError(IsthmusError):
     code = "NON_FINITE"
 
 
+class GradientsDifferError(IsthmusError):
+    """This rank has computed another gradient of a micro-batch than others: its hardware is bad."""
+
+    code = "GRADIENTS_DIFFER"
+
+
 class DeadlineExceededError(IsthmusError):
     """A deadline passed without the awaited event."""
 

@@ -52,6 +52,9 @@ STATE = "state"
 BUFFERS = "buffers"
 """52 bits of a hash of each buffer that sites are to have alike, by its name, at a site's first
 rank when the step after this one begins."""
+GRADIENTS = "gradients"
+"""All ranks have computed the gradients of one micro-batch, after a step, and compared them;
+reported by each site's first rank."""
 SITE_SAMPLER = "site_sampler"
 """A script divides data over the ranks of its own site by torch's DistributedSampler; label DATA
 has which ones. No values."""
@@ -202,6 +205,14 @@ COMMIT = "commit"
 """The git commit of the folder that holds the script."""
 CHANGED = "changed"
 """`1`: files of that repository were changed since; `0`: none was."""
+
+# kind "gradients", and among the run's totals: of all of them
+COMPARED_RANKS = "compared_ranks"
+"""How many ranks have computed them."""
+COMPARED_S = "compared_s"
+"""How long that took, at the slowest site."""
+COMPARED_STEPS = "compared_steps"
+"""After how many steps. Among the run's totals only."""
 
 # kind "entry"
 STATE_BYTES = "state_bytes"

@@ -153,6 +153,7 @@ class ActiveRun:
         settings = RunSettings(
             may_return=job.exchange.schedule != "off",
             refuses_same_data=job.same_data == "refuse",
+            drops_corrupt=job.on_corruption == "drop",
             trains=job.probe is None,
             saves=job.checkpoint is not None,
         )

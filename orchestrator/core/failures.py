@@ -55,10 +55,20 @@ class Failures:
 class FailureReports:
     """Tells losses of sites from the end of the run."""
 
-    def __init__(self, record: Failures, contacts: Mapping[str, Contact], rules: Detection) -> None:
-        """`rules` say what the run survives where all sites have taken a step."""
+    def __init__(
+        self,
+        record: Failures,
+        contacts: Mapping[str, Contact],
+        rules: Detection,
+        *,
+        drops_corrupt: bool,
+    ) -> None:
+        """`rules` say what the run survives where all sites have taken a step.
+
+        `drops_corrupt`: a site that computes wrongly, too.
+        """
         self._record, self._contacts = record, contacts
-        self._losable = losable_failures(rules)
+        self._losable = losable_failures(rules, drops_corrupt=drops_corrupt)
 
     def fail(
         self,

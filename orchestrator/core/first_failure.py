@@ -23,6 +23,7 @@ _PRIORITY = {
         (
             # These name a cause, and what else was seen at that moment followed from it.
             (
+                "GRADIENTS_DIFFER",
                 "STEPS_DIFFER",
                 "PARAMETERS_DIFFER",
                 "NON_FINITE",

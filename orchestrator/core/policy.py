@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from isthmus.orchestrator.core.members import Member, Stage, Wish
-from isthmus.orchestrator.core.run_end import LOSES_SITE, SCRIPT_FAILED
+from isthmus.orchestrator.core.run_end import GRADIENTS_DIFFER, LOSES_SITE, SCRIPT_FAILED
 from isthmus.topology.spec.world import Detection
 
 
-def losable_failures(rules: Detection) -> frozenset[str]:
-    """Return the codes of failures that a run survives where all have taken a step."""
-    return LOSES_SITE if rules.ends_on_script_error else LOSES_SITE | {SCRIPT_FAILED}
+def losable_failures(rules: Detection, *, drops_corrupt: bool) -> frozenset[str]:
+    """Return the codes of failures that a run survives where all have taken a step.
+
+    `drops_corrupt`: it goes on without a site that computes wrongly.
+    """
+    of_script = frozenset() if rules.ends_on_script_error else {SCRIPT_FAILED}
+    return LOSES_SITE | of_script | ({GRADIENTS_DIFFER} if drops_corrupt else frozenset())
+
+
+def waits_for_operator(site: Member) -> bool:
+    """Whether a site is started again by `isthmus sites add` alone."""
+    computes_wrongly = any(each.code == GRADIENTS_DIFFER for each in site.losses)
+    return site.is_dropped or site.is_new or site.has_ended_early or computes_wrongly
 
 
 def may_restart(site: Member, rules: Detection, now_s: float) -> bool:
@@ -29,7 +39,7 @@ def is_restart_due(site: Member, rules: Detection, now_s: float, *, has_agent: b
     is_free = site.stage is (Stage.JOINED if site.is_new else Stage.ENDED)
     if not (site.is_outside and has_agent and is_free):
         return False
-    if site.is_dropped or site.is_new or site.has_ended_early or site.wish is Wish.IN:
+    if waits_for_operator(site) or site.wish is Wish.IN:
         return site.wish is Wish.IN
     has_paused = not site.restarts.lately(now_s) or now_s >= next_restart_s(site, rules)
     return has_paused and may_restart(site, rules, now_s)

@@ -8,7 +8,12 @@ from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.forming import Forming
 from isthmus.orchestrator.core.known_run import KnownRun
 from isthmus.orchestrator.core.members import Member, Stage, Standing
-from isthmus.orchestrator.core.policy import is_restart_due, may_restart, next_restart_s
+from isthmus.orchestrator.core.policy import (
+    is_restart_due,
+    may_restart,
+    next_restart_s,
+    waits_for_operator,
+)
 from isthmus.orchestrator.core.rank_reports import NO_STATE
 from isthmus.orchestrator.core.run_events import Action, RecordEvent
 
@@ -66,7 +71,7 @@ class Returns:
     def note_in_vain(self, site: Member, why: str, now_s: float, *, brings_back: bool) -> str:
         """Say why a site did not come back, and when it is started again."""
         note = f"site {site.name} did not come back: {why}"
-        if not brings_back or site.is_dropped:
+        if not brings_back or waits_for_operator(site):
             return note
         rules = self._topology.failure
         if not may_restart(site, rules, now_s):

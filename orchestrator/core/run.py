@@ -61,6 +61,8 @@ class RunSettings:
     """A site that is lost can be given the run's state."""
     refuses_same_data: bool = True
     """Sites that train on the same data end the run."""
+    drops_corrupt: bool = False
+    """The run goes on without a site of which a rank computes wrongly."""
     trains: bool = True
     """Ranks take steps; else links are probed."""
     saves: bool = False
@@ -96,7 +98,12 @@ class Run:
             refuses_same_data=settings.refuses_same_data,
         )
         self._reports.begin_again(self._outside)
-        self._failures = FailureReports(record.failures, self._contacts, topology.failure)
+        self._failures = FailureReports(
+            record.failures,
+            self._contacts,
+            topology.failure,
+            drops_corrupt=settings.drops_corrupt,
+        )
         self._departures = Departures(known, self._returns, self._reports, self._failures)
         self._sites = SiteEvents(
             known, self._forming, self._returns, self._departures, self._failures

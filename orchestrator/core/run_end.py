@@ -27,6 +27,9 @@ LOSES_SITE = frozenset(
     }
 )
 """Failures that an active run can survive: they befall one site. Others break promises to all."""
+GRADIENTS_DIFFER = "GRADIENTS_DIFFER"
+"""Befalls one site, too, and its gradients are not to be averaged again before somebody has looked.
+"""
 SCRIPT_FAILED = "SCRIPT_FAILED"
 """Befalls one site, too, but is no outage: the script does it again wherever it is started."""
 

@@ -112,6 +112,10 @@ class RunMetrics:
         """What sites have said of their models."""
         self._is_brief = is_brief
         self._noise_scale = NoiseScale()
+        self._compared: dict[int, tuple[float, float]] = {}
+        """The latest steps after which gradients were compared: ranks, and the longest time."""
+        self._compared_steps, self._compared_s = 0, 0.0
+        """The same of all."""
         self._slow_sites, self._slow_ranks = SlowSites(), SlowRanks()
         self._machines: dict[str, tuple[str, str]] = {}
         """What tells a site's machine from others, and its name, by site."""
@@ -159,6 +163,8 @@ class RunMetrics:
             self._reports[site] = ModelReport.of(values, labels)
         elif kind == metrics.MACHINE and (boot := labels.get(metrics.BOOT)):
             self._machines[site] = boot, labels.get(metrics.HOST, "")
+        elif kind == metrics.GRADIENTS:
+            self._add_compared(step, values)
         elif kind == metrics.RANKS:
             self._slow_ranks.add(site, step, values, labels)
         elif kind == metrics.LINK and labels.get("source") == site:
@@ -169,6 +175,17 @@ class RunMetrics:
             of_gateway[labels.get(metrics.PROCESS, "")] = values
             self._links.pop(pair, None)
         return True
+
+    def _add_compared(self, step: int, values: Mapping[str, float]) -> None:
+        """Take that a site's ranks have compared gradients: the slowest site's time counts."""
+        num_ranks, before_s = self._compared.get(step, (0.0, 0.0))
+        length_s = max(before_s, values.get(metrics.COMPARED_S, 0.0))
+        self._compared_steps += step not in self._compared
+        self._compared_s += length_s - before_s
+        latest = max(num_ranks, values.get(metrics.COMPARED_RANKS, 0.0))
+        self._compared[step] = latest, length_s
+        while len(self._compared) > OPEN_STEPS:
+            del self._compared[min(self._compared)]
 
     def count(self, members: frozenset[str]) -> None:
         """Take which sites count from now on; empty: as before.
@@ -261,6 +278,10 @@ class RunMetrics:
             totals[metrics.UNIGRAM_ENTROPY] = self.unigram_entropy
         if self._noise_scale.tokens is not None:
             totals[metrics.NOISE_SCALE] = self._noise_scale.tokens
+        if self._compared:
+            totals[metrics.COMPARED_STEPS] = float(self._compared_steps)
+            totals[metrics.COMPARED_S] = self._compared_s
+            totals[metrics.COMPARED_RANKS] = self._compared[max(self._compared)][0]
         if (mfu := self.mfu()) is not None:
             totals |= mfu.by_name
         return totals
@@ -439,6 +460,11 @@ def summarise(
         "tokens_per_s": _rate(totals[metrics.TOKENS], max(site.step_s for site in sites)),
         **_mfu(measured.mfu()),
         "noise_scale": totals.get(metrics.NOISE_SCALE),
+        "compared_gradients": {
+            "steps": int(totals.get(metrics.COMPARED_STEPS, 0)),
+            "ranks": int(totals.get(metrics.COMPARED_RANKS, 0)),
+            "total_s": totals.get(metrics.COMPARED_S, 0.0),
+        },
         "slow_sites": [_slow(each) for each in measured.slow],
         "slow_ranks": [_slow(each) for each in measured.slow_ranks],
         "codec": view.codec,

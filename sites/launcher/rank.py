@@ -21,7 +21,12 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from isthmus.protos.errors import IsthmusError, LocalProtocolError, ScriptError
+from isthmus.protos.errors import (
+    GradientsDifferError,
+    IsthmusError,
+    LocalProtocolError,
+    ScriptError,
+)
 from isthmus.protos.failure import reason_of
 from isthmus.sites.launcher.outages import causes, is_outage, is_signal_status
 from isthmus.sites.launcher.rank_failures import (
@@ -38,8 +43,12 @@ _LOST_SIBLING = re.compile(
 """Messages of Gloo and NCCL when another rank of the collective has gone."""
 _LOST_WORKER = re.compile(r"DataLoader worker .* exited unexpectedly")
 _STDERR = Path("/proc/self/fd/2")
-_NO_EXCHANGE = (LocalProtocolError, ScriptError)
-"""Our errors that do not mean a failed exchange: bugs, and mistakes of the script."""
+_NO_EXCHANGE = (GradientsDifferError, LocalProtocolError, ScriptError)
+"""Our errors that do not mean a failed exchange: bad hardware, bugs, and mistakes of the script."""
+
+
+_NAMED = (GradientsDifferError,)
+"""Those that tell a site's failure by their own code."""
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -104,6 +113,7 @@ def _write_error(error: BaseException, status: int, text: str) -> None:
     """
     details = {
         "message": _message(error),
+        "code": next((each.code for each in causes(error) if isinstance(each, _NAMED)), ""),
         "collateral": _exchange_error(error) is not None
         or any(_LOST_SIBLING.search(str(each)) for each in causes(error)),
         "outage": is_outage(error) or is_signal_status(status),

@@ -59,8 +59,8 @@ def describe_failure(folder: Path, *, rank: int, exit_code: int, at_s: float) ->
     is_collateral = bool(said.get("collateral", False)) or exit_code == COLLATERAL_EXIT_CODE
     is_scripts = not (is_collateral or said.get("outage", False))
     code = "RANK_KILLED" if exit_code < 0 else "SCRIPT_FAILED" if is_scripts else "RANK_EXITED"
-    if exit_code == COLLATERAL_EXIT_CODE and said.get("code") in CATALOGUE:
-        code = str(said["code"])  # the failed exchange, not the rank's end
+    if said.get("code") in CATALOGUE:
+        code = str(said["code"])  # which says more than how the rank ended
     return Failure(
         code=code,
         message=one_line(str(said.get("message", ""))),
@@ -110,7 +110,8 @@ def write_error_file(path: str | None, details: Mapping[str, Any], traceback: st
 
     Args:
         path: $TORCHELASTIC_ERROR_FILE; None: torchrun did not start this process.
-        details: `message`, `collateral`, `outage` (not the script's fault), `time_s` and `wall_s`.
+        details: `message`, `code` (empty: how it ended says enough), `collateral`, `outage` (not
+            the script's fault), `time_s` and `wall_s`.
         traceback: as Python prints it.
     """
     if not path:

@@ -63,6 +63,7 @@ class World:
         needs_all: bool = True,
         may_return: bool = False,
         refuses_same_data: bool = True,
+        drops_corrupt: bool = False,
         begin_with: str = "",
         cut: str = "",
         saves: bool = False,
@@ -87,7 +88,10 @@ class World:
         described = dataclasses.replace(described, links=tuple(links))
         self._described = described
         self._settings = RunSettings(
-            may_return=may_return, refuses_same_data=refuses_same_data, saves=saves
+            may_return=may_return,
+            refuses_same_data=refuses_same_data,
+            drops_corrupt=drops_corrupt,
+            saves=saves,
         )
         first = tuple(begin_with) or self.sites
         self._first = Epoch(0, first, GATHER, 0)

@@ -45,6 +45,46 @@ def test_the_others_go_on_without_a_script_where_that_is_wanted() -> None:
     assert finish(world, "ac").reason_code == "WITH_LOSSES"
 
 
+def test_a_rank_that_computes_wrongly_ends_the_run_and_is_named() -> None:
+    world = World(3, needs_all=False)
+    world.activate()
+    fail(world, "GRADIENTS_DIFFER")
+    end = stopped(world, "ac")
+    assert (end.state, end.reason_code) == (RunState.FAILED, "GRADIENTS_DIFFER")
+    assert end.failure is not None
+    assert (end.failure.site, end.failure.rank) == ("b", 1)
+
+
+@pytest.mark.parametrize("after", ["", "failure.reported", "site.ended", "site.lost"])
+def test_where_its_site_is_dropped_only_an_operator_starts_it_again(after: str) -> None:
+    """Under the same coordinator, and under one that begins after any of these was written."""
+
+    def begin() -> World:
+        return World(3, needs_all=False, may_return=True, drops_corrupt=True)
+
+    world = begin()
+    world.activate()
+    world.tell(run_events.StateOffered("a"))
+    fail(world, "GRADIENTS_DIFFER")
+    if after:
+        records = recorded_events(world)
+        last = [each.kind for each in records].index(after)
+        world = begin()
+        world.recall(records[: last + 1])
+        world.tell(*(run_events.SiteReturned(each, "h", 0, has_run=True) for each in "ac"))
+        fail(world, "GRADIENTS_DIFFER")
+        world.tell(run_events.SiteJoined("b", "h"))
+    assert world.is_in(RunState.ACTIVE)
+    world.wait(3600.0)
+    assert "site.returning" not in [each.kind for each in recorded_events(world)]
+    notes = [str(each.detail.get("note", "")) for each in recorded_events(world)]
+    said = "`isthmus sites add b` starts it again, once it computes rightly"
+    assert after == "site.lost" or any(said in each for each in notes)
+    world.tell(run_events.SiteEnded("b", succeeded=False), run_events.AddRequested("b"))
+    world.wait(1.0)
+    assert [each.kind for each in recorded_events(world)].count("site.returning") == 1
+
+
 @pytest.mark.parametrize("code", ["RANK_KILLED", "RANK_EXITED", "GATEWAY_EXITED", "NODE_LOST"])
 def test_an_outage_is_survived_and_is_a_loss_at_the_end(code: str) -> None:
     world = World(3, needs_all=False)

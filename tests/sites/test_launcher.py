@@ -114,6 +114,9 @@ if action in ("worker_raises", "worker_exits"):
             sys.stderr.write("libshard: shard 3 has no index\\n")
             os._exit(3)
     list(torch.utils.data.DataLoader(Shards(), num_workers=1))
+if action == "corrupt":
+    from isthmus.protos.errors import GradientsDifferError
+    raise GradientsDifferError("after step 4, rank 1 of site a computed wrong gradients")
 if action == "misuse":
     from isthmus.protos.errors import LocalProtocolError
     raise LocalProtocolError("leave was called before join")
@@ -195,6 +198,7 @@ def write_script(folder: Path) -> Path:
             "RuntimeError: Got an error in a callback",
         ),
         ("lost_caught", "RANK_EXITED", 3, True, "PeerLostError: site b is gone"),
+        ("corrupt", "GRADIENTS_DIFFER", 1, False, "GradientsDifferError: after step 4, rank 1 of"),
         (
             *("misuse", "SCRIPT_FAILED", 1, False),
             "LocalProtocolError: leave was called before join",

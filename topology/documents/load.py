@@ -84,6 +84,8 @@ def job_of(document: Document) -> Job:
             regime=model.regime.resolved(),
             verify_every=model.verify.parameters_every,
             same_data=model.verify.same_data,
+            gradients_every=model.verify.gradients_every,
+            on_corruption=model.verify.on_corruption,
             timeline_every=model.timeline.every,
             trainer=_made(Trainer, model.trainer),
             probe=None if model.probe is None else _made(Probe, model.probe, window="window_s"),

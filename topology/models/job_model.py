@@ -28,6 +28,7 @@ from isthmus.topology.spec.job import (
     CODECS,
     COMPUTES,
     NON_FINITE,
+    ON_CORRUPTION,
     ON_SAME_DATA,
     RUNGS,
     SCHEDULES,
@@ -737,6 +738,23 @@ class VerifyModel(Strict):
         *choice(ON_SAME_DATA),
         Field(description="Whether sites that train on the same data end the run."),
     ] = _JOB.same_data
+    gradients_every: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1_000_000,
+            description="Steps until all ranks compute one micro-batch again, and compare its "
+            "gradients; 0: never.",
+        ),
+    ] = _JOB.gradients_every
+    on_corruption: Annotated[
+        str,
+        *choice(ON_CORRUPTION),
+        Field(
+            description="Where a rank computes other gradients than the rest: stop the run, or "
+            "drop its site until `isthmus sites add`."
+        ),
+    ] = _JOB.on_corruption
 
 
 class TimelineModel(Strict):

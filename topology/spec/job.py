@@ -15,6 +15,7 @@ from isthmus.topology.spec.site_data import SiteData
 from isthmus.topology.spec.workload import DescribedModel, Parallel
 
 ON_SAME_DATA = ("refuse", "warn")
+ON_CORRUPTION = ("stop", "drop")
 
 CODECS = (
     "fp32",
@@ -269,6 +270,11 @@ class Job:
     """Steps between comparisons of all parameters across sites; 0: never."""
     same_data: str = "refuse"
     """One of ON_SAME_DATA: what becomes of a run whose sites train on the same data."""
+    gradients_every: int = field(default=0, metadata=IF_USED)
+    """Steps between those after which all ranks compute one micro-batch and compare gradients; 0:
+    never."""
+    on_corruption: str = field(default="stop", metadata=IF_USED)
+    """One of ON_CORRUPTION: what becomes of a run of which a rank computes wrongly."""
     timeline_every: int = 10
     """Steps between those whose buckets' times are kept, the first three always; 0: none."""
     trainer: Trainer = Trainer()

@@ -249,6 +249,9 @@ class RunFacts:
     gaps: tuple[str, ...]
     mfu: float | None = None
     mfu_is_estimate: bool = False
+    compared: tuple[int, int, float] = (0, 0, 0.0)
+    """After how many steps gradients of one micro-batch were compared, by how many ranks, and the
+    seconds that took."""
     counts_tokens: bool = True
     """Whether tokens are some: not of a script that counts none."""
     noise_scale_tokens: float | None = None
@@ -305,6 +308,11 @@ def run_facts(record: RunRecord) -> RunFacts:
         tokens_per_s=ratio(totals[metrics.TOKENS] or None, slowest_s),
         mfu=None if mfu is None else mfu.share,
         mfu_is_estimate=mfu is not None and mfu.is_estimate,
+        compared=(
+            int(totals.get(metrics.COMPARED_STEPS, 0)),
+            int(totals.get(metrics.COMPARED_RANKS, 0)),
+            totals.get(metrics.COMPARED_S, 0.0),
+        ),
         counts_tokens=measured.counts_tokens is not False,
         noise_scale_tokens=known(totals, metrics.NOISE_SCALE),
         step_s=step_s,

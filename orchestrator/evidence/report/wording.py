@@ -130,6 +130,10 @@ def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
     if facts.verified_steps:
         checks = f"after {facts.verified_steps} steps, compared bit for bit"
         found.append(("parameters at all sites", "identical", checks))
+    steps, ranks, length_s = facts.compared
+    if steps:
+        cost = f"of one micro-batch, after {steps} steps; it took {formats.duration(length_s)}"
+        found.append((f"gradients at {ranks} ranks", "the same", cost))
     return [entry for entry in found if entry[1] != formats.UNKNOWN]
 
 

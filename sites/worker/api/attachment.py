@@ -16,10 +16,12 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from isthmus.protos import metrics
 from isthmus.sites.worker.api.averaging import Averaging
+from isthmus.sites.worker.api.own_machine import arithmetic_of, place_of
 from isthmus.sites.worker.api.records import Records
 from isthmus.sites.worker.checks.arguments import check_optimizer, check_tensors, check_training
 from isthmus.sites.worker.checks.crossing_check import CrossingCheck, places_of
 from isthmus.sites.worker.checks.forward_watch import ForwardWatch
+from isthmus.sites.worker.checks.gradient_check import GradientCheck, OwnArithmetic, Seats
 from isthmus.sites.worker.checks.module_hooks import ModuleHook
 from isthmus.sites.worker.checks.refusals import (
     SCALER_ON_AVERAGES,
@@ -33,9 +35,11 @@ from isthmus.sites.worker.exchange.collectives import Collectives, device_name
 from isthmus.sites.worker.exchange.member_history import MemberHistory
 from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.rounds import Round
+from isthmus.sites.worker.exchange.sharding import is_sharded
 from isthmus.sites.worker.exchange.site_averages import BucketAverages
 from isthmus.sites.worker.exchange.step_records import Hashes, StepLog, TokenCount
 from isthmus.sites.worker.exchange.tensor_hashes import ParameterHashes, hashes_of
+from isthmus.sites.worker.layouts.ddp_hook import DdpHook
 from isthmus.sites.worker.layouts.gradient_hook import GradientHook
 from isthmus.sites.worker.layouts.optimizer_hook import OptimizerHook
 from isthmus.sites.worker.layouts.replica_hook import ReplicaHook
@@ -65,6 +69,8 @@ class _Current:
     crossing: CrossingCheck | None = None
     undo: list[Callable[[], None]] = field(default_factory=list)
     """Take off what was hooked in."""
+    gradient_check: GradientCheck | None = None
+    """What compares gradients of one micro-batch; None: the job does not ask for it."""
     is_reported: bool = False
     """Whether the coordinator knows of it."""
 
@@ -180,6 +186,7 @@ class Attachment:
             self._now.undo += [each.register_forward_pre_hook(note).remove for each in models]
         if self._context.rank == 0 and self._context.must_average:
             self._watch_forward(models)
+        self._check_gradients(models)
 
     def average_gradients(self, optimizer: Optimizer) -> None:
         """Average the gradients of an optimizer at each step: `Site.average_gradients`."""
@@ -200,6 +207,7 @@ class Attachment:
         now.undo.append(optimizer.register_step_pre_hook(hook.before_step).remove)
         now.undo.append(refuse_scaler([optimizer], SCALER_ON_AVERAGES))
         self._steps.count(optimizer, lambda: hashes_of(hook.parameters()), hook.take_rounds)
+        self._check_gradients([])
 
     def all_reduce(self, tensors: Sequence[torch.Tensor], tokens: float, *, exact: bool) -> None:
         """Average tensors, which may be gradients of what is attached: `Site.all_reduce`."""
@@ -284,9 +292,15 @@ class Attachment:
 
         self._average_buffers, self._averaged_buffers = average, buffers
 
-    def end_step(self, _: int) -> None:
-        """Average buffers, if they are due after this step; report what is attached, once."""
+    def end_step(self, step: int) -> None:
+        """Do what is due after this step: average buffers, compare gradients, say what is attached.
+
+        Raises:
+            GradientsDifferError: this rank computes wrongly.
+        """
         self._average_buffers()
+        if self._now.gradient_check is not None:
+            self._now.gradient_check.after_step(step)
         if not self._now.is_reported:
             self._now.is_reported = True
             self._report_model()
@@ -567,6 +581,52 @@ class Attachment:
         )
         self._steps.take_inputs = watch.take_inputs
         self._now.undo += watch.undo
+
+    def _check_gradients(self, models: Sequence[nn.Module]) -> None:
+        """Have all ranks compute one micro-batch now and then, if the job wants it."""
+        context, hook, job = self._context, self._now.hook, self._context.spec.job
+        own = slice(context.index, context.index + 1) if context.is_apart else slice(None)
+        seats = Seats(
+            sites=context.welcome.sites[own],
+            ranks_per_site=context.welcome.ranks_per_site[own],
+            own=context.rank if context.is_apart else context.global_rank,
+        )
+        if not job.gradients_every or seats.count < 2:
+            return
+
+        def note(reason: str) -> None:
+            self._records.record_problem(metrics.TROUBLE, self._steps.num_steps, reason)
+
+        def record(step: int, num_ranks: int, length_s: float) -> None:
+            values = {metrics.COMPARED_RANKS: num_ranks, metrics.COMPARED_S: length_s}
+            if context.rank == 0:
+                self._records.record(metrics.GRADIENTS, step, values)
+
+        is_whole = context.world_size == 1 or isinstance(hook, DdpHook)
+        names = {} if hook is None else {each: name for name, each in hook.parameters_now()}
+        if hook is None or not is_whole or any(map(is_sharded, names)):
+            models = []
+            note(
+                "gradients are not compared (verify.gradients_every): that needs "
+                "site.attach, and DistributedDataParallel or a plain model on the site's only rank"
+            )
+        device = context.device
+        is_exact = device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
+        self._now.gradient_check = check = GradientCheck(
+            self._averaging.pipeline,
+            models,
+            names,
+            device,
+            seats=seats,
+            own=OwnArithmetic(kind=arithmetic_of(device), place=place_of(device), repeats=is_exact),
+            every=job.gradients_every * self._regime.sync_every,
+            num_steps=lambda: self._steps.num_steps,
+            gone=self._averaging.missing_sites.gone,
+            global_parameters=self.global_parameters,
+            note=note,
+            record=record,
+        )
+        self._now.undo += check.undo
 
     def _is_due(self) -> bool:
         """Whether gradients are to cross now."""

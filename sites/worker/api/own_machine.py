@@ -61,6 +61,31 @@ def machine_labels(device: torch.device) -> Labels:
     return {name: value for name, value in found.items() if value}
 
 
+def place_of(device: torch.device) -> str:
+    """Return where a rank computes, as people find it: the node, and the card or the host."""
+    node = f"node {os.environ.get('GROUP_RANK', '0')}"
+    if device.type != "cuda":
+        return f"{node}, host {socket.gethostname()}, {_cpu_name()}"
+    uuid = torch.cuda.get_device_properties(device).uuid
+    return f"{node}, {device_name(device)} GPU-{uuid}"
+
+
+def arithmetic_of(device: torch.device) -> str:
+    """Return what decides how results are rounded: the same bits where it is the same."""
+    labels = machine_labels(device)
+    alike = [labels.get(each, "") for each in (metrics.DEVICE, metrics.TORCH, metrics.CUDA)]
+    if device.type != "cuda":
+        return " ".join([*alike, _cpu_name(), str(torch.get_num_threads())])
+    flags = [
+        torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.benchmark,
+        torch.are_deterministic_algorithms_enabled(),
+    ]
+    return " ".join([*alike, *map(str, flags)])
+
+
 def _boot() -> str:
     try:
         return _BOOT.read_text().strip()

@@ -3,7 +3,7 @@
 Two bytes make one number. Each site writes its numbers into places of its own, where all others
 have zeros, and a 1 beside them. So the average holds each site's numbers divided by how many took
 part, and its 1 divided by the same. The quotient of the two, rounded, is the number. A site that is
-lost has sent nothing.
+lost has sent nothing. Ranks that each speak for themselves take the places of sites.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
-from isthmus.sites.worker.exchange.rounds import PLAIN, RoundTerms
+from isthmus.sites.worker.exchange.rounds import RoundTerms
 from isthmus.sites.worker.exchange.tensor_average import packed
 from isthmus.sites.worker.exchange.tensor_hashes import layout_of_labels
 
@@ -52,7 +52,8 @@ def tell_all(
     for count in counts:
         places.append(places[-1] + -(-count // _PAIR))
     numbers = torch.zeros(places[-1], dtype=torch.float32, device="cpu")
-    octets = torch.frombuffer(bytearray(data + bytes(len(data) % _PAIR)), dtype=torch.uint8)
+    padded = data + bytes(len(data) % _PAIR) or bytes(_PAIR)
+    octets = torch.frombuffer(bytearray(padded), dtype=torch.uint8)
     pairs = octets.view(-1, _PAIR).to(torch.float32)
     own = numbers[places[site] : places[site + 1]]
     own.copy_((pairs[:, 0] + 256.0 * pairs[:, 1])[: len(own)])
@@ -73,10 +74,12 @@ def tell_hashes(
     num_sites: int,
     rank: int,
     device: torch.device,
+    first_bucket: int = 0,
 ) -> list[int | None]:
     """Return the hash of 64 bits that each site's first rank tells; None of a lost one.
 
-    A collective of all ranks of all sites, of one round.
+    A collective of all ranks of all sites, of one round, whose buckets' numbers begin at
+    `first_bucket`.
 
     Raises:
         IsthmusError: the exchange failed.
@@ -85,7 +88,8 @@ def tell_hashes(
     quarters = [number >> 16 * place & 0xFFFF for place in range(_QUARTERS)]
     numbers[site] = torch.tensor(quarters, dtype=torch.float32, device="cpu")
     flat = numbers.view(-1)
-    sums, spoke = _sum(pipeline, flat, site, num_sites, device, speaks=rank == 0)
+    terms = RoundTerms(first_bucket=first_bucket)
+    sums, spoke = _sum(pipeline, flat, site, num_sites, device, speaks=rank == 0, terms=terms)
     return [
         sum(int(each) << 16 * place for place, each in enumerate(told)) if has_spoken else None
         for told, has_spoken in zip(sums.view(num_sites, _QUARTERS).tolist(), spoke, strict=True)
@@ -100,7 +104,7 @@ def _sum(
     device: torch.device,
     *,
     speaks: bool,
-    terms: RoundTerms = PLAIN,
+    terms: RoundTerms,
 ) -> tuple[torch.Tensor, list[bool]]:
     """Return the sum over sites of whole numbers below 65536, of which one at most is not 0.
 

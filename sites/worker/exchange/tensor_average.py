@@ -99,7 +99,9 @@ class TensorAverage:
             return None
         layout = layout_of(named)
         terms = RoundTerms(
-            first_bucket=_first_bucket(layout), num_slots=self._num_slots, is_gradient=is_gradient
+            first_bucket=first_bucket_of_list(layout),
+            num_slots=self._num_slots,
+            is_gradient=is_gradient,
         )
         self._pipeline.begin(tokens, terms)
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -119,7 +121,7 @@ class TensorAverage:
         return finished
 
 
-def _first_bucket(layout: int) -> int:
+def first_bucket_of_list(layout: int) -> int:
     """Return where a list's bucket numbers begin; 0 is the backward pass's.
 
     Whatever was averaged before: a site that comes back has not seen that.
