@@ -254,3 +254,20 @@ def note_error(folder: Path, name: str, attempt: Callable[[], None]) -> None:
         code = getattr(error, "code", "")
         noted = {"type": type(error).__name__, "code": code, "text": str(error)}
         torch.save(noted, folder / f"{name}.pt")
+
+
+def train_compared(folder: Path, name: str) -> None:
+    """Eight steps, in any regime, that draw random numbers; site 0 trains a plain model."""
+    site = join_site()
+    torch.manual_seed(11 + site.global_rank)
+    net = nn.Sequential(build(seed=0), nn.Dropout(0.5), nn.BatchNorm1d(3, affine=False))
+    model = net if site.index == 0 else DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+    site.attach(model, optimizer, beside_shards=True)
+    for step in range(8):
+        optimizer.zero_grad()
+        site.count_tokens(1 + site.global_rank)
+        backward(loss_of(model, step, site.global_rank, 0, torch.float32))
+        optimizer.step()
+    site.leave()
+    torch.save({"final": net.state_dict(), "next": torch.rand(3)}, folder / f"{name}.pt")
