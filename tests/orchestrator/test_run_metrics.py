@@ -35,6 +35,17 @@ def test_a_steps_loss_is_weighted_by_tokens_and_waits_for_all_sites() -> None:
     assert measured.totals()["loss"] == 2.5
 
 
+def test_compared_gradients_cost_what_they_took_at_the_slowest_site() -> None:
+    measured = RunMetrics(("a", "b"))
+    assert "compared_s" not in measured.totals()
+    for at, length_s in ((500, 0.5), (1000, 1.0)):
+        for site, more_s in (("a", 0.0), ("b", 0.25)):
+            values = {"compared_ranks": 4.0, "compared_s": length_s + more_s}
+            measured.add(site, "gradients", at, values, {})
+    found = measured.totals()
+    assert (found["compared_steps"], found["compared_ranks"], found["compared_s"]) == (2, 4, 2.0)
+
+
 def test_memory_is_bounded_over_a_long_run() -> None:
     measured = RunMetrics(("a",))
     for number in range(3 * MAX_LOSSES):

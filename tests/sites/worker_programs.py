@@ -269,5 +269,7 @@ def train_compared(folder: Path, name: str) -> None:
         site.count_tokens(1 + site.global_rank)
         backward(loss_of(model, step, site.global_rank, 0, torch.float32))
         optimizer.step()
+    with site.global_parameters():
+        final = {key: each.clone() for key, each in net.state_dict().items()}
     site.leave()
-    torch.save({"final": net.state_dict(), "next": torch.rand(3)}, folder / f"{name}.pt")
+    torch.save({"final": final, "next": torch.rand(3)}, folder / f"{name}.pt")

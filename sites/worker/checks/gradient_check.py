@@ -183,8 +183,8 @@ class GradientCheck:
         """Compute once more, and decide with all others who is wrong."""
         told = self._tell_all(self._computed_again(sample, step, first))
         ranks = {at: Computed.from_bytes(each) for at, each in enumerate(told) if each}
-        if len(ranks) < 2:
-            return
+        if len(ranks) < 2 or len({each.spread.largest.size for each in ranks.values()}) > 1:
+            return  # the others could not compute once more, or have other parameters
         verdict = judge(ranks)
         if verdict.spread is not None:
             self._spread = verdict.spread

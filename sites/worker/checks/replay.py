@@ -92,7 +92,10 @@ class Replay:
         """Take what the wrapped models are inside, and their trained parameters by name."""
         self._models = models
         self._device = device
-        self._parameters = [each for each in names if each.requires_grad]
+        trained = [each for each in names if each.requires_grad]
+        self._parameters = sorted(
+            trained, key=names.__getitem__
+        )  # layouts have orders of their own
         self.names = [names[each] for each in self._parameters]
 
     def compute(self, sample: bytes, seed: int, take: Take) -> None:
