@@ -204,7 +204,7 @@ def run_python(built: Path, folder: Path, *words: str) -> subprocess.CompletedPr
         env={**os.environ, "PYTHONPATH": str(built)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 
