@@ -87,6 +87,17 @@ def test_a_late_start_names_who_was_missing_and_rolls_back(
     assert named in world.finish.reason
 
 
+def test_a_site_that_fetches_puts_off_the_end_of_the_start() -> None:
+    world = World(2)
+    world.tell(*(run_events.SiteJoined(site, "host") for site in "ab"))
+    world.wait(START_S - 0.1)
+    world.tell(run_events.SiteFetching("b"))
+    world.wait(START_S - 0.1)
+    assert world.is_in(RunState.FORMING)
+    world.wait(0.2)
+    assert sorted(world.sent(run_events.SendStop)) == ["a", "b"]
+
+
 FORMING: dict[str, list[run_events.Event]] = {
     "joined": [run_events.SiteJoined(site, "h") for site in "abc"],
     "prepared": [prepared(site) for site in "abc"],

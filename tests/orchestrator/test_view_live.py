@@ -162,6 +162,14 @@ def test_a_start_is_told_by_its_phases(states: tuple[str, ...], phase: str, show
     assert not current_phase(run())
 
 
+def test_what_a_site_fetches_is_told_with_how_far_it_is() -> None:
+    forming = starting("PREPARED", "JOINED")
+    forming.sites[1].fetching = "fetching corpus.bin: 3GiB of 17GiB"
+    shown = "agents 2 of 2, gateways 1 of 2 (s1: fetching corpus.bin: 3GiB of 17GiB)"
+    assert start_phases(forming) == shown
+    assert shown in plain_line(forming)
+
+
 def test_where_the_jobs_steps_are_known_there_are_a_bar_and_the_time_that_is_left() -> None:
     shown = run(num_steps=150, totals={"step_s": 0.5}, loss_curve=[4.0, 3.0, 2.0])
     text = render(shown)

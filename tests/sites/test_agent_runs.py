@@ -122,7 +122,7 @@ LEFT_OVER = {
 """What a launcher leaves in the environment of an agent that it starts."""
 
 
-def test_nothing_that_a_launcher_has_left_reaches_ranks(
+def test_ranks_have_what_a_prologue_sets_up_and_nothing_that_a_launcher_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in LEFT_OVER.items():
@@ -130,7 +130,8 @@ def test_nothing_that_a_launcher_has_left_reaches_ranks(
     monkeypatch.setenv("KEPT_BY_RANKS", "yes")
 
     async def story() -> None:
-        async with scene(tmp_path, "surroundings") as (coordinator, bench):
+        lines = """prologue: [export A='b c', echo some noise, cat, 'set -- env B=2 "$@"']"""
+        async with scene(tmp_path, "surroundings", more=lines) as (coordinator, bench):
             end = await ended(coordinator, bench)
             assert end.succeeded, end
             for rank in range(2):
@@ -139,7 +140,7 @@ def test_nothing_that_a_launcher_has_left_reaches_ranks(
                 assert left == set()
                 assert (found["RANK"], found["WORLD_SIZE"]) == (str(rank), "2")
                 assert not [name for name in found if name.startswith(("SLURM_", "PET_"))]
-                assert found["KEPT_BY_RANKS"] == "yes"
+                assert (found["KEPT_BY_RANKS"], found["A"], found["B"]) == ("yes", "b c", "2")
 
     play(story)
 
@@ -152,18 +153,6 @@ def test_a_line_of_the_prologue_that_fails_is_named(tmp_path: Path) -> None:
             (failure,) = end.failures
             assert failure.code == "LAUNCH_FAILED"
             assert "was not started: prologue.1: module load cuda/99 (status " in failure.message
-
-    play(story)
-
-
-def test_ranks_have_what_the_prologue_has_set_up(tmp_path: Path) -> None:
-    async def story() -> None:
-        lines = """prologue: [export A='b c', echo some noise, cat, 'set -- env B=2 "$@"']"""
-        async with scene(tmp_path, "surroundings", more=lines) as (coordinator, bench):
-            end = await ended(coordinator, bench)
-            assert end.succeeded, end
-            found = json.loads(coordinator.text("rank1").removeprefix("rank1: "))
-            assert (found["A"], found["B"]) == ("b c", "2")
 
     play(story)
 

@@ -371,9 +371,8 @@ def _piece_in(message: memoryview, digest: int) -> bytes | None:
         RemoteProtocolError: the piece has another digest.
     """
     answer = parsed(message, state_pb2.ReadResponse)
-    data: bytes = answer.data  # a copy each time
-    if answer.wait_s > 0 and not data:
+    if answer.wait_s > 0 and not answer.data:
         return None
-    if digest_of(data) != digest:
+    if digest_of(answer.data) != digest:
         raise RemoteProtocolError("it has another digest")
-    return data
+    return bytes(answer.data)
