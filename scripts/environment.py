@@ -26,7 +26,8 @@ NVIDIA = Path("/proc/driver/nvidia/version")
 _STAMP = VENV / "isthmus-inputs.sha256"
 _LOCK = VENV / "pylock.toml"
 """All that is to be installed, with its sizes."""
-_INPUTS = (ROOT / "pyproject.toml", ROOT / "setup.py", CONSTRAINTS)
+_BACKEND = ROOT / "sites" / "compiling" / "build_backend.py"
+_INPUTS = (ROOT / "pyproject.toml", _BACKEND, CONSTRAINTS)
 _OPTIONS = {
     "index-url": "--default-index",
     "extra-index-url": "--index",
@@ -94,7 +95,7 @@ def ensure_compiled(python: Path = PYTHON) -> str:
 
 
 def _install_own(python: Path) -> None:
-    """Install isthmus itself from this checkout: setup.py compiles.
+    """Install isthmus itself from this checkout: its backend compiles.
 
     Where there is no compiler, and none to be had, it is installed all the same.
     """

@@ -1,16 +1,16 @@
 """Modules that are compiled where isthmus is installed: which, where they lie, and why not.
 
-They are Python files for Cython, in its pure Python mode, and lie where they belong. setup.py
-compiles those that stand in MODULES into a folder of its own for each kind of Python, below
-`isthmus/_compiled`, with a note of what it found. A package that has such a module says in its
-`__init__`:
+They are Python files for Cython, in its pure Python mode, and lie where they belong. The backend
+that builds isthmus (sites/compiling) compiles those that stand in MODULES into a folder of its own
+for each kind of Python, below `isthmus/_compiled`, with a note of what it found. A package that has
+such a module says in its `__init__`:
 
     __path__ = search_path(__name__, __path__)
 
 Then what was compiled is found first. Where nothing could be compiled, or ISTHMUS_PLAIN is set, the
 same files run as plain Python, slower. A file that changed after it was compiled is refused.
 
-Only the standard library: setup.py reads this before all else is there.
+Only the standard library: the backend reads this before all else is there.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StaleError(ImportError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """What setup.py has made."""
+    """What the backend has made."""
 
     digest: str
     """`digest_of` the files that it saw."""

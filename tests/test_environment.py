@@ -1,5 +1,10 @@
 """scripts/environment.py passes on what pip was told, and says what will be downloaded."""
 
+from pathlib import Path
+
+import pytest
+
+from scripts import environment
 from scripts.environment import _as_uv_has_it, _download
 
 
@@ -36,3 +41,27 @@ def test_the_download_is_what_is_not_there_yet_by_size() -> None:
     assert _download({"packages": lock["packages"][4:]}, {}) == (
         "installing 1 packages; to download: up to 0 MB"
     )
+
+
+UV = """#!/bin/sh
+echo "plain: $ISTHMUS_PLAIN" >> {calls}
+[ -n "$ISTHMUS_PLAIN" ] || {{ echo "{error}" >&2; exit 1; }}
+"""
+
+
+@pytest.mark.parametrize("error", ["no solution found: ziglang", "Cython refused a module"])
+def test_only_where_no_compiler_is_to_be_had_isthmus_is_installed_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    monkeypatch.setattr(environment, "_pips_settings", lambda _: ([], {}))
+    monkeypatch.delenv("ISTHMUS_PLAIN", raising=False)
+    uv, calls = tmp_path / "uv", tmp_path / "calls"
+    uv.write_text(UV.format(calls=calls, error=error))
+    uv.chmod(0o755)
+    if "ziglang" in error:
+        environment._install_own(tmp_path / "python")
+        assert calls.read_text() == "plain: \nplain: 1\n"
+        return
+    with pytest.raises(SystemExit, match=error):
+        environment._install_own(tmp_path / "python")
+    assert calls.read_text() == "plain: \n"

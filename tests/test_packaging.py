@@ -176,23 +176,30 @@ def test_sanitizers_find_nothing_in_what_is_compiled(tmp_path: Path) -> None:
     )
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         wheel.extractall(tmp_path / "unpacked")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SANITIZED],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's own
-            "LD_PRELOAD": library,
-            "PYTHONPATH": str(tmp_path / "unpacked"),
-            "UBSAN_OPTIONS": "print_stacktrace=1",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environ = {
+        **os.environ,
+        "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's own
+        "LD_PRELOAD": library,
+        "PYTHONPATH": str(tmp_path / "unpacked"),
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *words]
+        return subprocess.run(
+            command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+        )
+
+    assert "heap-buffer-overflow" in run("-c", TOO_SHORT).stderr, "what they find is seen"
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", *SANITIZED)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
 
 
+TOO_SHORT = """
+import numpy as np
+from isthmus.sites.codecs.kernels import loops
+loops.write_halves(np.zeros(100_000, np.uint16), np.zeros(50_000, np.float32))
+"""
 SANITIZED = ("tests/sites/test_codec_kernels.py", "tests/sites/test_compiled.py")
 
 
@@ -204,7 +211,7 @@ def run_python(built: Path, folder: Path, *words: str) -> subprocess.CompletedPr
         env={**os.environ, "PYTHONPATH": str(built)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 

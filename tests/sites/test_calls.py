@@ -135,6 +135,8 @@ def test_a_gateway_asks_the_library(tmp_path: Path) -> None:
         await server.start()
         async with deadline(DEADLINE_S), peer.dial(config, "", HELLO_METHOD) as call:
             answers = [(await say_hello(call, config)).session for _ in range(2)]
+            call.finish()
+            assert await call.read() is None, "the server has heard of the end"
         assert answers == ["of ash"] * 2
         async with deadline(DEADLINE_S), peer.dial(config, "of ash", LEAVE_METHOD) as call:
             leaving = exchange_pb2.LeaveRequest(session="of ash")

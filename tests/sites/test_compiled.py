@@ -33,7 +33,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def leave_note(package: Path, lacks: str = "") -> Path:
-    """Write what setup.py would; return the folder."""
+    """Write what the backend would; return the folder."""
     folder = folder_below(package)
     folder.mkdir(parents=True)
     note = Build(digest=compiled.digest_of(package), compiler="cc 1", lacks=lacks)
@@ -93,7 +93,7 @@ def run(variable: str, *words: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
 
@@ -143,3 +143,12 @@ def test_no_loop_over_elements_keeps_the_lock() -> None:
         ]
         loops = [node for node in ast.walk(function) if isinstance(node, ast.For)]
         assert len(loops) == len(free), function.name
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_codecs_keep_their_promises_as_plain_python() -> None:
+    tests = Path(__file__).with_name("test_codecs.py")
+    done = run("1", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests))
+    assert done.returncode == 0, done.stdout

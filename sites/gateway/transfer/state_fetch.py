@@ -371,8 +371,9 @@ def _piece_in(message: memoryview, digest: int) -> bytes | None:
         RemoteProtocolError: the piece has another digest.
     """
     answer = parsed(message, state_pb2.ReadResponse)
-    if answer.wait_s > 0 and not answer.data:
+    data: bytes = answer.data  # a copy each time
+    if answer.wait_s > 0 and not data:
         return None
-    if digest_of(answer.data) != digest:
+    if digest_of(data) != digest:
         raise RemoteProtocolError("it has another digest")
-    return bytes(answer.data)
+    return data

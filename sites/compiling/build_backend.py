@@ -1,8 +1,9 @@
-"""Compiles what sites/compiled.py lists; all else of the package is in pyproject.toml.
+"""setuptools' backend, and besides it compiles what sites/compiled.py lists.
 
-The first of these that can make a module for this Python is taken: $CC, cc, gcc, clang; and where
-none can, the compiler in the package ziglang, which is installed for it. Where that cannot either,
-the files stay what they are, Python, and a note says why. $CFLAGS and $LDFLAGS count.
+pyproject.toml names it, and the class that compiles. The first of these that can make a module for
+this Python is taken: $CC, cc, gcc, clang; and where none can, the compiler in the package ziglang,
+which is installed for it. Where that cannot either, the files stay what they are, Python, and a
+note says why. $CFLAGS and $LDFLAGS count.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import build_meta
+from setuptools.build_meta import *  # noqa: F403 - a backend has all of its hooks
 from setuptools.command.build_ext import build_ext
 
-SOURCES = Path(__file__).resolve().parent / ".src"
+SOURCES = Path.cwd() / ".src"
+"""Installers call a backend where pyproject.toml lies."""
 sys.path.insert(0, str(SOURCES))
 
 from isthmus.sites import compiled  # noqa: E402
@@ -45,11 +48,12 @@ VARIANTS = {
 }
 """For x86-64 the flags of gcc and clang; and zig's name of such a processor, for it would compile
 for the one that it runs on."""
+Settings = Mapping[str, str | list[str] | None] | None
 NONE_WORKS = "no C compiler works"
 TRIAL = "#include <Python.h>\nint trial(void) { return Py_IsInitialized(); }\n"
 
 
-class Compile(build_ext):
+class Compile(build_ext):  # type: ignore[misc] # without types
     """Translates modules to C by Cython, and compiles that."""
 
     def run(self) -> None:
@@ -134,7 +138,7 @@ def compile_c(command: list[str], source: Path, target: Path, variant: str) -> s
     own = [*shlex.split(os.environ.get("CFLAGS", "")), *shlex.split(os.environ.get("LDFLAGS", ""))]
     target.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
-        [*command, *FLAGS, *flags, include, str(source), "-o", str(target), *own],
+        [*command, *FLAGS, *flags, include, str(source), "-o", str(target), "-lm", *own],
         capture_output=True,
         text=True,
         check=False,
@@ -189,14 +193,17 @@ def version_of(command: list[str]) -> str:
     return (done.stdout.splitlines() or [" ".join(command)])[0]
 
 
-def needs_zig() -> bool:
-    """Return whether a compiler has to be installed for this."""
-    return find_spec("ziglang") is None and find_compiler()[1] == NONE_WORKS
+def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
+    """Return what has to be installed to build a wheel: a compiler, if none works."""
+    return [*build_meta.get_requires_for_build_wheel(config_settings), *required_compiler()]
 
 
-setup(
-    cmdclass={"build_ext": Compile},
-    # Nothing of it is read: it has wheels be for this Python and processor.
-    ext_modules=[Extension("isthmus._compiled", sources=[])],
-    setup_requires=["ziglang>=0.13"] if needs_zig() else [],
-)
+def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
+    """Return what has to be installed to install this checkout."""
+    return [*build_meta.get_requires_for_build_editable(config_settings), *required_compiler()]
+
+
+def required_compiler() -> list[str]:
+    """Return the package that brings a compiler, unless one is here."""
+    is_needed = find_spec("ziglang") is None and find_compiler()[1] == NONE_WORKS
+    return ["ziglang>=0.13"] if is_needed else []

@@ -1,0 +1,1 @@
+"""How isthmus is built: a backend for pip, uv and others, which compiles some of its modules."""
