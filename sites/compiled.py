@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-MODULES: Final = ("sites.codecs.kernels.loops",)
+MODULES: Final = ("sites.codecs.kernels.loops", "sites.gateway.wire.connection")
 """All of them, below `isthmus`. NAME.pxd beside NAME.py may have C types of it."""
 VECTORISED: Final = ("sites.codecs.kernels.loops",)
 """Those of them that are compiled for processors with AVX2 and with AVX-512, too."""

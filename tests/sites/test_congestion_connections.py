@@ -9,7 +9,7 @@ import logging
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -381,25 +381,30 @@ def test_connections_without_a_frame_have_no_share_of_the_pace(
         assert shares.pop() == 1.25 * 125e6 / num_in_flight
 
 
+def carrying(indexes: Iterable[int]) -> dict[int, _Carrying]:
+    """Streams whose calls take whatever they get."""
+    call: Any = SimpleNamespace(post=lambda _data, _on_written: None)
+    return {index: _Carrying(call, Progress(0.0, 1.0)) for index in indexes}
+
+
 def test_frames_leave_by_no_more_connections_than_the_window_holds_frames(tmp_path: Path) -> None:
     """CUBIC had opened 64 connections, and each started slowly again whenever it was its turn."""
     _, streams, outbox = growing(tmp_path, 4)
 
-    async def fed(num_in_flight: int) -> list[int]:
-        idle = {index: asyncio.get_running_loop().create_future() for index in (5, 3, 1, 0)}
-        streams._idle = dict(idle)
-        streams._carrying = dict.fromkeys(idle, _Carrying(SimpleNamespace(), Progress(0.0, 1.0)))
+    def fed(num_in_flight: int) -> list[int]:
+        idle = (5, 3, 1, 0)
+        streams._idle, streams._carrying = dict.fromkeys(idle), carrying(idle)
         outbox.limit(num_in_flight * outbox.totals().longest_bytes)
         streams._feed()
-        return [index for index, waiter in idle.items() if waiter.done()]
+        return [index for index in idle if index not in streams._idle]
 
     pushed(outbox, range(1))
     item = outbox.take(0)
     assert item is not None
     outbox.acknowledge(item.key, item.epoch, 0.0)
     pushed(outbox, range(1, 9))
-    assert asyncio.run(fed(2)) == [1, 0]
-    assert asyncio.run(fed(6)) == [5, 3, 1, 0]
+    assert fed(2) == [1, 0]
+    assert fed(6) == [5, 3, 1, 0]
 
 
 def test_a_connection_has_its_part_of_the_window_once_there_is_one(tmp_path: Path) -> None:
@@ -428,13 +433,9 @@ def test_frames_leave_by_other_connections_while_the_first_ones_are_broken(tmp_p
     outbox.limit(2 * len(item.data))
     pushed(outbox, range(1, 9))
 
-    async def fed() -> list[int]:
-        idle = {index: asyncio.get_running_loop().create_future() for index in (3, 2)}
-        streams._idle = dict(idle)
-        streams._feed()
-        return [index for index, waiter in idle.items() if waiter.done()]
-
-    assert asyncio.run(fed()) == [3, 2]
+    streams._idle, streams._carrying = dict.fromkeys((3, 2)), carrying((3, 2))
+    streams._feed()
+    assert not streams._idle
 
 
 @pytest.mark.parametrize("wanted", [1, 3, 20])

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import gc
 import random
+import select
 import socket
 import ssl
 import struct
@@ -36,13 +37,18 @@ from isthmus.protos.error_statuses import STATUS
 from isthmus.protos.errors import CorruptDataError, IsthmusError, StaleGenerationError
 from isthmus.protos.mutual_tls import TlsFiles, TlsSecurity
 from isthmus.protos.security import LoopbackSecurity, Security
-from isthmus.sites.gateway.links import frame_calls, frame_listener
+from isthmus.sites.gateway.links import frame_calls, frame_listener, http2
+from isthmus.sites.gateway.links.congestion.kernel import unacknowledged_bytes
 from isthmus.sites.gateway.links.frame_calls import CallError, FrameCall, Patience, dial
 from isthmus.sites.gateway.links.frame_listener import FrameListener, Serve
 from isthmus.sites.gateway.links.http2 import CANCEL, Kind
 from isthmus.sites.gateway.links.read_ahead import ReadAhead
 from isthmus.sites.gateway.links.transport import PUSH_METHOD, REVERSE_METHOD
+from isthmus.sites.gateway.wire import connection
+from isthmus.sites.gateway.wire import tls as wire_tls
 from tests.fakes.certified import DOMAIN, certify, held_by
+from tests.fakes.compiled_modules import PLAIN as AS_PYTHON
+from tests.fakes.compiled_modules import load
 from tests.fakes.http2_frames import (
     END_STREAM,
     INITIAL_WINDOW_SIZE,
@@ -391,44 +397,72 @@ def test_a_handler_gets_what_the_client_says_beside(world: World, client: str) -
     assert not [each for each, _ in call.invocation_metadata() if each.startswith(":")]
     assert call.peer().startswith("127.0.0.1:")
     uri = f"spiffe://{DOMAIN}/site/birch/gateway".encode()
-    assert call.auth_context() == ({"peer_uri": [uri]} if world.folder else {})
+    assert call.auth_context().get("peer_uri") == ([uri] if world.folder else None)
 
 
-def test_nothing_leaves_while_the_window_is_full(
+def test_messages_cross_where_nothing_was_compiled(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The peer's TCP acknowledges nothing, then all but 40 kB, then everything."""
-    window_bytes, message = 100_000, bytes(range(250)) * 4000
-    looks, sent, on_the_way = 0, [0], window_bytes
-
-    def unacknowledged_bytes(_connection: socket.socket) -> int:
-        nonlocal looks
-        looks += 1
-        sent.append(0)
-        return on_the_way
-
-    real = FrameCall._drop
-
-    def drop(call: FrameCall, num_bytes: int) -> None:
-        sent[-1] += num_bytes
-        real(call, num_bytes)
+    twin: Any = load(connection, AS_PYTHON)
+    monkeypatch.setattr(http2, "Reader", twin.Reader)
+    monkeypatch.setattr(frame_calls, "Writer", twin.Writer)
+    monkeypatch.setattr(frame_calls, "Line", twin.Line)
+    monkeypatch.setattr(wire_tls, "use_openssl", twin.use_openssl)
+    wire_tls.openssl.cache_clear()
+    sent = [random.Random(1).randbytes(each) for each in (0, 1, 4097, 65_536, 200_000, 1_000_000)]
 
     async def story() -> None:
-        nonlocal on_the_way
-        async with echo_call(world, "ours to library") as call:
+        async with echo_call(world, "ours to ours") as call:
+            await exchange(call, sent)
+
+    try:
+        run(story())
+    finally:
+        wire_tls.openssl.cache_clear()
+
+
+def test_messages_cross_where_openssl_is_out_of_reach(
+    tls: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire_tls, "session_of", lambda _connection: 0)
+    sent = [random.Random(1).randbytes(each) for each in (0, 1, 4097, 65_536, 200_000, 3_000_000)]
+
+    async def story() -> None:
+        async with echo_call(tls, "ours to ours") as call:
+            await exchange(call, sent)
+
+    run(story())
+
+
+def test_no_more_is_on_the_way_than_the_window_permits(world: World) -> None:
+    """The peer's TCP acknowledges nothing after what its buffer holds, and later everything."""
+    window_bytes, message = 100_000, bytes(range(250)) * 4000
+    may_read = asyncio.Event()
+
+    async def serve(call: FrameCall) -> None:
+        call._line.wants_read = False
+        await may_read.wait()
+        call._line.wants_read = True
+        call._line.tend()
+        await echo(call)
+
+    async def story() -> None:
+        listening = socket.socket()
+        keep_little(listening, socket.SO_RCVBUF)
+        async with (
+            our_server(world, {PUSH_METHOD: serve}, listening=listening) as address,
+            our_client(world, address, PUSH_METHOD) as call,
+        ):
             assert isinstance(call, OurCall)
             call.call.limit(window_bytes, 0.001)
-            monkeypatch.setattr(frame_calls, "unacknowledged_bytes", unacknowledged_bytes)
-            monkeypatch.setattr(FrameCall, "_drop", drop)
             writing = asyncio.create_task(call.write(message))
-            await until(lambda: looks >= 5)
-            assert sum(sent) == 0
-            on_the_way = 60_000
-            await until(lambda: sum(sent) > 80_000)
-            assert max(sent) <= 40_000
-            on_the_way = 0
+            await until(lambda: call.call._line.is_full, "the window is full")
+            for _ in range(5):
+                await asyncio.sleep(0.002)
+                assert 80_000 < unacknowledged_bytes(call.call.socket) <= window_bytes + (17 << 10)
+            assert not writing.done()
+            may_read.set()
             assert await call.read() == message
-            assert max(sent) <= window_bytes
             await writing
 
     run(story())
@@ -1558,12 +1592,11 @@ def test_a_peer_that_sends_no_messages_has_one_read_a_turn() -> None:
             async with raw_client(address, PUSH_METHOD, shown) as client:
                 await client.fields()
                 (call,) = calls
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(call.socket.fileno())
                 client.socket.setblocking(True)
                 client.socket.settimeout(DEADLINE_S)
                 client.socket.sendall(frame(Kind.PRIORITY, bytes(5), 0, 1) * 5000)
                 came = unread_bytes(call.socket)
+                call._line.note(select.EPOLLIN)
                 call._readable()
                 assert came - unread_bytes(call.socket) <= 32 << 10
                 client.socket.setblocking(False)

@@ -26,6 +26,8 @@ from isthmus.sites.gateway.links.http2 import (
     Kind,
     Message,
 )
+from isthmus.sites.gateway.wire import connection
+from tests.fakes.compiled_modules import PLAIN, WAYS, load
 from tests.fakes.http2_frames import (
     ACK,
     ANSWER,
@@ -57,6 +59,15 @@ WINDOW_FIRST = 65_535
 WINDOW_MAX = (1 << 31) - 1
 PIECE_BYTES = 16 << 10
 ROLES = pytest.mark.parametrize("is_client", [True, False], ids=["client", "server"])
+
+
+@pytest.fixture(autouse=True, scope="module", params=WAYS)
+def _way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever is compiled does the same as plain Python."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == PLAIN:
+            patch.setattr(http2, "Reader", load(connection, PLAIN).Reader)
+        yield
 
 
 def fresh(is_client: bool) -> Http2:

@@ -62,3 +62,30 @@ def test_tasks_that_are_left_are_cancelled_before_the_loop_ends() -> None:
     assert ended.is_set()
     assert left.cancelled()
     assert not wire_threads()
+
+
+def test_the_loop_rests_for_a_part_of_the_shortest_round_trip() -> None:
+    wire = WireLoop.acquire()
+    links = [object() for _ in range(3)]
+    try:
+        rests_s = [wire.rest_s]
+        for link, rtt_s in zip(links, (0.2, 0.005, 0.0001), strict=True):
+            wire.carry(link, rtt_s)
+            rests_s.append(wire.rest_s)
+        assert rests_s == [0.0, 0.002, pytest.approx(0.0005), 0.0]
+        for link in reversed(links):
+            assert wire.rest_s == rests_s.pop()
+            wire.carry(link, None)
+        assert wire.rest_s == 0.0
+    finally:
+        WireLoop.release()
+
+
+def test_a_loop_that_rests_does_all_that_it_is_asked_for() -> None:
+    wire = WireLoop.acquire()
+    try:
+        wire.carry(wire, 1.0)
+        for _ in range(20):
+            assert wire.run(thread_name()).result(DEADLINE_S) == "wire"
+    finally:
+        WireLoop.release()

@@ -22,7 +22,7 @@ from isthmus.protos.error_statuses import STATUS
 from isthmus.protos.errors import IsthmusError, RemoteProtocolError
 from isthmus.protos.failure import text_of
 from isthmus.sites.gateway.config import GatewayConfig
-from isthmus.sites.gateway.links.frame_calls import CallError
+from isthmus.sites.gateway.links.frame_calls import CallError, Taker
 from isthmus.sites.gateway.links.progress import Traffic
 
 _log = logging.getLogger(__name__)
@@ -45,8 +45,23 @@ class Call(Protocol):
             CallError: the call was refused, or broke.
         """
 
+    async def take_each(self, take: Taker) -> None:
+        """Have `take` called with each message as it comes, until the end; send what it returns.
+
+        Raises:
+            CallError: as `read`.
+            Exception: whatever `take` raises; nothing more is taken then.
+        """
+
     async def write(self, message: bytes | memoryview) -> None:
         """Write a message; return when TCP has taken all of it.
+
+        Raises:
+            CallError: the call is over.
+        """
+
+    def post(self, message: bytes | memoryview, on_written: Callable[[], None]) -> None:
+        """Begin to write a message; `on_written` is called when TCP has taken it, maybe at once.
 
         Raises:
             CallError: the call is over.
@@ -101,6 +116,9 @@ class ServedCall(Protocol):
 
     async def read(self) -> memoryview | None:
         """Return the next message; None at the end; raises as `Call.read`."""
+
+    async def take_each(self, take: Taker) -> None:
+        """Have `take` called with each message, and send what it returns, as `Call.take_each`."""
 
     async def write(self, message: bytes | memoryview) -> None:
         """Write a message; raises as `Call.write`."""

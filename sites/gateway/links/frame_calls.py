@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
 import sys
 import traceback
 import urllib.parse
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -30,12 +31,13 @@ from isthmus.protos.limits import EXCHANGE_CHANNEL_BYTES
 from isthmus.protos.mutual_tls import CertificateError
 from isthmus.protos.private_files import UnsafeFileError
 from isthmus.protos.security import Security
-from isthmus.sites.gateway.links.congestion.kernel import traffic_of, unacknowledged_bytes
+from isthmus.sites.gateway.links.congestion.kernel import traffic_of
 from isthmus.sites.gateway.links.http2 import (
     CANCEL,
     NO_ERROR,
     PREFIX_BYTES,
     REFUSED_STREAM,
+    Begun,
     Ended,
     Fields,
     Headers,
@@ -44,23 +46,13 @@ from isthmus.sites.gateway.links.http2 import (
 )
 from isthmus.sites.gateway.links.progress import Progress, Traffic
 from isthmus.sites.gateway.links.read_ahead import ReadAhead
+from isthmus.sites.gateway.wire import tls
+from isthmus.sites.gateway.wire.connection import Line, Writer
 
 _READS_MAX: Final = 4
 """Reads of one connection before others have their turn."""
 _TLS_READS_MAX: Final = 16
 """The same with TLS, which gives one record at a time."""
-_WAKE_BYTES: Final = 64 << 10
-"""The kernel wakes the loop when this much of a message, or all of it, has arrived. It must fit a
-new connection's receive buffer: Linux begins with 128 KiB, half of it for bookkeeping."""
-_WAKE_MIN_BYTES: Final = 16 << 10
-_WAKE_BYTES_MAX: Final = 1 << 20
-_WAKE_SHARE: Final = 16
-"""The kernel's receive buffer grows with what has come. So the loop is woken by up to this part of
-it, and at most _WAKE_BYTES_MAX: a frame of 1 MiB wakes it once or twice then, and not 16 times."""
-_PIECE_BYTES: Final = 16 << 10
-"""Under a window, at least this much is written at a time, or all that is left."""
-_TLS_BYTES: Final = 32 << 10
-"""Upper limit on received bytes of a message that TLS has not deciphered yet."""
 _MESSAGES_MAX: Final = 4
 """A connection with this many unread messages is read no further."""
 _ANY_NUMBER: Final = sys.maxsize
@@ -72,6 +64,8 @@ _READ_AHEAD: Final = ReadAhead()
 _MESSAGE_COST_BYTES: Final = 512
 """Memory of a message beside its bytes, a high estimate."""
 _NO_ROOM: Final = "it sends, and makes no room for answers"
+_FRAMES_MAX: Final = 16
+"""Frames of a message that wait in line at a time."""
 _CONTROL_MAX: Final = 1024
 """Control answers that may wait to be sent; a peer that causes more is cut off."""
 _LINGER_S: Final = 2.0
@@ -91,6 +85,10 @@ _RESETS: Final = {
 _CONTENT_TYPE: Final = "application/grpc"
 _USER_AGENT: Final = "isthmus"
 _PSEUDO: Final = ":"
+
+
+Taker = Callable[[memoryview], bytes | None]
+"""Takes a message, and returns the answer to it, if there is one."""
 
 
 class CallError(grpc.RpcError):
@@ -153,6 +151,8 @@ class FrameCall:
         self._http2 = Http2(is_client=is_client, message_bytes_max=EXCHANGE_CHANNEL_BYTES)
         self._is_client = is_client
         self._is_tls = isinstance(connection, ssl.SSLSocket)
+        self._session = tls.session_of(connection) if isinstance(connection, ssl.SSLSocket) else 0
+        """The TLS session, if there is one whose address is known."""
         self._reads_max = _TLS_READS_MAX if self._is_tls else _READS_MAX
         self._loop = asyncio.get_running_loop()
         self._peer = _name_of(connection)
@@ -170,19 +170,22 @@ class FrameCall:
         self._awaited_bytes = 0
         """Bytes that this call waits for in `_READ_AHEAD`; 0: none."""
         self._reader: asyncio.Future[None] | None = None
-        self._is_reading = False
-        self._deciphered: asyncio.Handle | None = None
-        self._wake_bytes = 1
-        self._read_bytes = 0
-        """Bytes of messages read so far, about."""
-        self._out: deque[memoryview] = deque()
+        self._out = Writer()
+        self._unframed: memoryview | None = None
+        """The part of the message under way that is not in `_out` yet."""
+        self._prefix_bytes = 0
+        """Length of gRPC's prefix, if that is not in `_out` yet."""
+        self._is_carrying = False
+        """TCP has not taken all of the message under way."""
+        self._is_blocked = False
+        """The peer's window is full."""
+        self._on_written: Callable[[], None] | None = None
+        """Called when TCP has taken all of it."""
+        self._taker: Taker | None = None
+        """Takes messages as they come (`take_each`)."""
+        self._untaken: Exception | None = None
+        """Why a message was not taken."""
         self._writer: asyncio.Future[None] | None = None
-        self._is_writing = False
-        self._window_bytes = _ANY_NUMBER
-        """Limit on bytes that the peer's TCP has not acknowledged."""
-        self._look_s = 0.0
-        """Interval at which it is looked whether the window has room."""
-        self._next_look: asyncio.TimerHandle | None = None
         self._is_ending = False
         """The server has sent its trailers."""
         self._error: tuple[grpc.StatusCode, str] | None = None
@@ -201,9 +204,14 @@ class FrameCall:
         if begun is not None:
             self._http2, header = begun
             self._take(header)
+        self._http2.reader.session = self._out.session = self._session
+        self._line = Line(connection.fileno(), self._http2.reader, self._out)
+        self._line.is_by_hand = self._is_tls and not self._session
+        self._line.reads_max = self._reads_max
 
     def begin(self, fields: Iterable[tuple[str, str]] = ()) -> None:
         """Send the start of the connection, and begin to read."""
+        self._line.attach(self._loop, self._turn)
         self._push([self._http2.opening(fields)])
         self._read_on()
 
@@ -224,7 +232,9 @@ class FrameCall:
         Raises:
             CallError: the call was refused, or broke.
         """
-        while not self._messages:
+        while self._untaken is not None or not self._messages:
+            if self._untaken is not None:
+                raise self._untaken
             if self._error is not None:
                 raise CallError(*self._error)
             if self.over.is_set():
@@ -236,30 +246,53 @@ class FrameCall:
         self._read_on()
         return message
 
+    async def take_each(self, take: Taker) -> None:
+        """Have `take` called with each message as it comes, until the end; send what it returns.
+
+        Raises:
+            CallError: as `read`.
+            Exception: whatever `take` raises; nothing more is taken then.
+        """
+        self._taker = take
+        try:
+            while (message := await self.read()) is not None:
+                answer = take(message)
+                del message
+                if answer is not None:
+                    await self.write(answer)
+        finally:
+            self._taker = self._untaken = None
+
+    def post(
+        self, message: bytes | memoryview, on_written: Callable[[], None] | None = None
+    ) -> None:
+        """Begin to write a message; `on_written` is called when TCP has taken it, maybe at once.
+
+        Until then no other message may be written.
+
+        Raises:
+            CallError: the call is over.
+        """
+        self._check()
+        assert not self._is_carrying, "one message after the other"
+        self._unframed = memoryview(message)
+        assert self._unframed.itemsize == 1, "bytes"
+        self._prefix_bytes = PREFIX_BYTES
+        self._is_carrying, self._on_written = True, on_written
+        self._flush()
+
     async def write(self, message: bytes | memoryview) -> None:
         """Write a message; return when TCP has taken all of it.
 
         Raises:
             CallError: the call is over.
         """
-        left = memoryview(message)
-        assert left.itemsize == 1, "bytes"
-        prefix_bytes = PREFIX_BYTES
-        while True:
+        while self._is_carrying:  # a writer was cancelled, and its message is not
+            await self._wait_to_write()
+        self.post(message)
+        while self._is_carrying:
+            await self._wait_to_write()
             self._check()
-            room = self._http2.sendable_bytes - prefix_bytes
-            if room <= 0:
-                await self._wait_for_room()
-                continue
-            piece = left[:room]
-            head = self._http2.data_head(len(piece), len(left) if prefix_bytes else None)
-            self._push([head, piece])
-            left, prefix_bytes = left[room:], 0
-            while self._out:
-                await self._wait_to_write()
-                self._check()
-            if not left:
-                break
         self._check()
 
     def finish(self) -> None:
@@ -300,7 +333,7 @@ class FrameCall:
         except OSError:
             return  # the reader or writer gets the error
         silent_s = self._progress.look(now_s, interval_s, traffic, traffic.received_bytes)
-        if not self._is_reading:
+        if not self._line.wants_read:
             self._progress.begin_anew(now_s)  # its answers would not be read
         elif silent_s >= patience.lost_s and self._is_asked:
             self.break_off(f"the other end has been silent for {silent_s:.1f} s")
@@ -316,10 +349,11 @@ class FrameCall:
         Raises:
             OSError: the connection has ended.
         """
-        return traffic_of(self.socket, sum(map(len, self._out)))
+        return traffic_of(self.socket, self._out.left_bytes)
 
     def answer(self) -> None:
         """Accept the call as its server, and begin to take its messages."""
+        self._line.attach(self._loop, self._turn)
         fields = ((":status", "200"), ("content-type", _CONTENT_TYPE))
         # GOAWAY this early makes gRPC's library open another connection for its next call.
         self._push([self._http2.farewell(), self._http2.header(fields, is_last=False)])
@@ -338,6 +372,7 @@ class FrameCall:
         if self._is_closed:
             return
         self._is_ending = True
+        self._give_up_writing()
         self._error = self._error or (grpc.StatusCode.CANCELLED, "it has ended")
         self.over.set()
         self._push(last_words(self._http2, status, why, is_answered=True))
@@ -346,7 +381,8 @@ class FrameCall:
         # bytes, TCP resets it, and the peer never reads the trailers.
         self._drop_messages()
         self._messages_max = _ANY_NUMBER
-        self._wake_for(1)
+        self._line.is_by_hand = True
+        self._line.unmark()
         self._read_on()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_S):
@@ -378,73 +414,72 @@ class FrameCall:
             and not self._awaited_bytes
             and len(self._messages) < self._messages_max
         )
-        if wants == self._is_reading:
-            return
-        self._is_reading = wants
-        if wants:
-            self._loop.add_reader(self.socket.fileno(), self._readable)
-            self._read_deciphered()
-        else:
-            self._loop.remove_reader(self.socket.fileno())
+        if wants != self._line.wants_read:
+            self._line.wants_read = wants
+            self._line.tend()
 
-    def _read_deciphered(self) -> None:
-        """Read the data that TLS has buffered: the kernel gives no event for it."""
-        if not isinstance(self.socket, ssl.SSLSocket) or self._deciphered is not None:
-            return
-        if self.socket.pending():
-            self._deciphered = self._loop.call_soon(self._readable_deciphered)
-
-    def _readable_deciphered(self) -> None:
-        self._deciphered = None
-        self._readable()
+    def _turn(self) -> None:
+        """Act on what the engine has read, or found to be written."""
+        if self._line.has_read:
+            self._readable()
+        if self._line.has_written:
+            self._flush()
 
     def _readable(self) -> None:
-        if not self._is_reading:
-            return
         if self._is_ending:
             self._drop_read()
             return
         try:
-            for _ in range(self._reads_max):
-                room = self._http2.room()
-                count = self.socket.recv_into(room)
-                if not count:
-                    self._break_off(grpc.StatusCode.UNAVAILABLE, "it was closed")
-                    return
-                self._read_bytes += count
-                num_messages = len(self._messages)
-                for event in self._http2.filled(count):
-                    self._take(event)
-                self._hold()
-                if self._awaited_bytes or self._is_closed:
-                    break
-                if len(self._messages) == num_messages and not self._http2.under_way_bytes:
-                    break  # maybe thousands of tiny frames: others have their turn
-                if count < len(room) and not self._is_tls:
-                    break  # the socket is empty
-                if len(self._messages) >= self._messages_max:
-                    break
+            if self._is_tls and not self._session:
+                self._read_tls()
+            else:
+                self._read_plain()
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            pass
+            self._http2.reader.is_dry = True
         except OSError as error:
-            self._break_off(grpc.StatusCode.UNAVAILABLE, error.strerror or text_of(error))
+            self._break_off(grpc.StatusCode.UNAVAILABLE, self._text_of(error))
             return
         except RemoteProtocolError as error:
             self._break_off(grpc.StatusCode.INTERNAL, str(error))
             return
         self._go_on()
 
+    def _read_plain(self) -> None:
+        http2, descriptor = self._http2, self.socket.fileno()
+        http2.begin_turn(self._reads_max)
+        while (event := http2.read(descriptor)) is not None:
+            if not isinstance(event, Begun):
+                self._take(event)
+            self._hold()
+            if self._is_closed:
+                return
+            if self._awaited_bytes or len(self._messages) >= self._messages_max:
+                http2.begin_turn(0)  # what was read with these is parsed, too
+
+    def _read_tls(self) -> None:
+        for _ in range(self._reads_max):
+            room = self._http2.room()
+            count = self.socket.recv_into(room)
+            if not count:
+                raise ConnectionAbortedError("it was closed")
+            num_messages = len(self._messages)
+            for event in self._http2.filled(count):
+                self._take(event)
+            self._hold()
+            if self._awaited_bytes or self._is_closed:
+                return
+            if len(self._messages) == num_messages and not self._http2.under_way_bytes:
+                return  # maybe thousands of tiny frames: others have their turn
+            if len(self._messages) >= self._messages_max:
+                return
+
     def _go_on(self) -> None:
         """Act on the bytes that were read."""
         control = self._http2.take_control()
-        if control or self._out:
+        if control or self._is_blocked:
             self._push(control)
-        elif self._writer is not None:
-            self._flush()  # the peer may have made room
-        self._wake_for(self._http2.wanted_bytes)
+        self._line.mark()
         self._read_on()
-        if self._is_reading:
-            self._read_deciphered()
 
     def _hold(self) -> None:
         """Take room in `_READ_AHEAD` for the unread messages and the one under way.
@@ -498,15 +533,15 @@ class FrameCall:
                     self._close()
                     return
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            pass
+            self._http2.reader.is_dry = True
         except OSError:
             self._close()
 
     def _take(self, event: Headers | Message | Ended) -> None:
         match event:
             case Message(data):
-                self._messages.append(data)
-                self._ahead_bytes += len(data) + _MESSAGE_COST_BYTES
+                self._take_message(data)
+                return
             case Headers(fields, is_last):
                 if not self.fields:
                     self.fields = fields
@@ -524,13 +559,28 @@ class FrameCall:
                     why = f"it was ended without a status (HTTP/2 error {error})"
                     self._error = self._error or (status, why)
                 self.over.set()
-                self._wake_writer()
+                self._note_end()
         self._wake_reader()
+
+    def _take_message(self, message: memoryview) -> None:
+        """Give a message to whom takes them as they come, or keep it until it is read."""
+        if self._taker is None or self._messages or self._is_carrying or self._untaken is not None:
+            self._messages.append(message)
+            self._ahead_bytes += len(message) + _MESSAGE_COST_BYTES
+            self._wake_reader()
+            return
+        try:
+            answer = self._taker(message)
+            if answer is not None:
+                self.post(answer)
+        except Exception as error:  # noqa: BLE001 - raised by `take_each`
+            self._untaken = error
+            self._wake_reader()
 
     def _refused(self, trailers: Mapping[str, str]) -> None:
         """Take the server's trailers."""
         self.over.set()
-        self._wake_writer()
+        self._give_up_writing()
         status = _STATUSES.get(trailers.get("grpc-status", ""))
         if status is grpc.StatusCode.OK:
             return
@@ -539,17 +589,6 @@ class FrameCall:
             status = grpc.StatusCode.UNKNOWN
             why = why or f"HTTP status {trailers.get(':status', 'unknown')[:20]}"
         self._error = self._error or (status, why)
-
-    def _wake_for(self, wanted_bytes: int) -> None:
-        """Set the socket's low-water mark: wake the loop at that many bytes, not at each packet."""
-        if self._is_tls:
-            wanted_bytes -= _TLS_BYTES
-        most = max(_WAKE_BYTES, min(_WAKE_BYTES_MAX, self._read_bytes // _WAKE_SHARE))
-        wake = min(wanted_bytes, most) if wanted_bytes >= _WAKE_MIN_BYTES else 1
-        if wake != self._wake_bytes and not self._is_closed:
-            with contextlib.suppress(OSError):
-                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
-                self._wake_bytes = wake
 
     async def _wait_to_read(self) -> None:
         assert self._reader is None, "one task reads"
@@ -565,13 +604,32 @@ class FrameCall:
 
     # ---------------------------------------------------------------- writing
 
+    @property
+    def _is_mute(self) -> bool:
+        """Whether no more messages may be written."""
+        ended = self.over.is_set() and (self._is_client or self._is_closed)
+        return self._error is not None or ended
+
+    def _note_end(self) -> None:
+        if self._is_mute:
+            self._give_up_writing()
+
+    def _give_up_writing(self) -> None:
+        """Send no more of the message under way than is framed."""
+        self._unframed = self._on_written = None
+        self._prefix_bytes = 0
+        if self._is_carrying:
+            self._is_carrying = False
+            self._wake_writer()
+
     def _check(self) -> None:
-        if self._error is not None or (self.over.is_set() and (self._is_client or self._is_closed)):
+        if self._is_mute:
             raise CallError(*(self._error or (grpc.StatusCode.CANCELLED, "it has ended")))
 
     def _push(self, pieces: Iterable[bytes | memoryview]) -> None:
-        self._out.extend(memoryview(piece) for piece in pieces if len(piece))
-        if len(self._out) > _CONTROL_MAX:
+        for piece in pieces:
+            self._out.push(piece)
+        if len(self._out) > _CONTROL_MAX + 2 * _FRAMES_MAX:
             self._break_off(grpc.StatusCode.RESOURCE_EXHAUSTED, "it reads no answers")
         self._flush()
 
@@ -581,53 +639,48 @@ class FrameCall:
         The kernel wakes nobody when bytes are acknowledged. So while the window is full, it is
         looked at every `look_s`. May be called from any thread.
         """
-        self._window_bytes, self._look_s = window_bytes, look_s
+        self._line.look_s = look_s
+        self._line.window_bytes = window_bytes
 
-    def _room(self) -> int:
-        """Return how many bytes may be written now."""
-        window_bytes = self._window_bytes
-        if window_bytes == _ANY_NUMBER:
-            return window_bytes
-        room = window_bytes - unacknowledged_bytes(self.socket)
-        # TLS wants a write repeated with no less, and its records have up to 16 KiB.
-        return max(room, _PIECE_BYTES) if room >= min(_PIECE_BYTES, window_bytes // 2) else 0
-
-    def _look_for_room(self) -> None:
-        self._next_look = None
-        self._flush()
+    def _frame(self) -> None:
+        """Queue the next frames of the message under way, as the peer's window permits."""
+        while self._unframed is not None and len(self._out) < 2 * _FRAMES_MAX:
+            room = self._http2.sendable_bytes - self._prefix_bytes
+            if room <= 0:
+                return
+            piece, rest = self._unframed[:room], self._unframed[room:]
+            whole_bytes = len(self._unframed) if self._prefix_bytes else None
+            self._out.push(self._http2.data_head(len(piece), whole_bytes))
+            self._out.push(piece)
+            self._prefix_bytes = 0
+            self._unframed = rest if len(rest) else None
 
     def _flush(self) -> None:
         """Write as much as TCP and the window take now; go on when they take more."""
-        if self._next_look is not None:
+        if self._is_closed:
             return
-        is_full = False
         try:
-            room = self._room() if self._out and not self._is_closed else 0
-            while self._out and not self._is_closed:
-                if room <= 0:
-                    is_full = True
+            while True:
+                self._frame()
+                if not self._out:
                     break
-                num_bytes = self._send(room)
-                room -= num_bytes
-                self._drop(num_bytes)
-        except (BlockingIOError, InterruptedError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            pass
+                self._send()
+                if self._out:
+                    break
         except OSError as error:
-            self._break_off(grpc.StatusCode.UNAVAILABLE, error.strerror or text_of(error))
+            self._break_off(grpc.StatusCode.UNAVAILABLE, self._text_of(error))
             return
-        if is_full and not self._is_closed:
-            self._next_look = self._loop.call_later(self._look_s, self._look_for_room)
-        wants = bool(self._out) and not self._is_closed and not is_full
-        if wants != self._is_writing and not self._is_closed:
-            self._is_writing = wants
-            if wants:
-                self._loop.add_writer(self.socket.fileno(), self._flush)
-            else:
-                self._loop.remove_writer(self.socket.fileno())
-        if not self._out:
+        self._line.tend()
+        self._wait_for_room(self._unframed is not None and not self._out)
+        if not self._out and self._unframed is None:
             if self._is_ending:
                 self._say_end()
-            self._wake_writer()
+            if self._is_carrying:
+                self._is_carrying = False
+                on_written, self._on_written = self._on_written, None
+                self._wake_writer()
+                if on_written is not None:
+                    on_written()
 
     def _say_end(self) -> None:
         """Shut down the writing half of the connection."""
@@ -635,29 +688,28 @@ class FrameCall:
             # TLS's own shutdown would also end reading.
             socket.socket.shutdown(self.socket, socket.SHUT_WR)
 
-    def _send(self, room: int) -> int:
-        first = self._out[0][:room]
-        if self._is_tls or len(self._out) == 1 or len(first) == room:
-            return self.socket.send(first)
-        return self.socket.sendmsg((first, self._out[1][: room - len(first)]))
-
-    def _drop(self, num_bytes: int) -> None:
-        while num_bytes:
-            first = self._out[0]
-            if num_bytes < len(first):
-                self._out[0] = first[num_bytes:]
-                return
-            num_bytes -= len(first)
-            self._out.popleft()
-
-    async def _wait_for_room(self) -> None:
-        """Wait until the peer may have made room for data, and read on for it."""
-        self._messages_max = _ANY_NUMBER
+    def _send(self) -> None:
+        """Write as much as TCP and the window take now."""
+        if not self._line.is_by_hand or self._session or not self._is_tls:
+            self._line.flush()
+            return
+        room = self._line.room()
         try:
-            self._read_on()
-            await self._wait_to_write()
-        finally:
-            self._messages_max = _MESSAGES_MAX
+            while self._out and room > 0:
+                num_bytes = self.socket.send(self._out.first(room))
+                self._out.skip(num_bytes)
+                room -= num_bytes
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            self._line.is_stuck = True
+        else:
+            self._line.is_full = bool(self._out)
+
+    def _wait_for_room(self, is_blocked: bool) -> None:
+        """While the peer's window is full, read on: it may make room behind its messages."""
+        if is_blocked != self._is_blocked:
+            self._is_blocked = is_blocked
+            if not self._is_ending:
+                self._messages_max = _ANY_NUMBER if is_blocked else _MESSAGES_MAX
             self._read_on()
 
     async def _wait_to_write(self) -> None:
@@ -674,6 +726,11 @@ class FrameCall:
 
     # ---------------------------------------------------------------- the end
 
+    def _text_of(self, error: OSError) -> str:
+        if self._session and error.errno == errno.EPROTO:
+            return tls.reason()
+        return error.strerror or text_of(error)
+
     def _break_off(self, status: grpc.StatusCode, why: str) -> None:
         if not self.over.is_set():
             self._error = self._error or (status, why)
@@ -682,15 +739,10 @@ class FrameCall:
     def _close(self) -> None:
         if self._is_closed:
             return
-        if self._is_reading:
-            self._loop.remove_reader(self.socket.fileno())
-        if self._is_writing:
-            self._loop.remove_writer(self.socket.fileno())
-        self._is_reading = self._is_writing = False
+        self._line.detach()
+        self._line.wants_read = False
         if self._looking is not None:
             self._looking.cancel()
-        if self._next_look is not None:
-            self._next_look.cancel()
         self._is_closed = True
         self.over.set()
         self._out.clear()
@@ -700,7 +752,7 @@ class FrameCall:
         self.socket.close()
         self._closed.set()
         self._wake_reader()
-        self._wake_writer()
+        self._give_up_writing()
 
 
 @contextmanager

@@ -1,9 +1,12 @@
-"""The part of HTTP/2 that one gRPC call on its own connection needs. Pure.
+"""The part of HTTP/2 that one gRPC call on its own connection needs.
 
 Frames of gradients are messages of gRPC calls. gRPC's own library copies each message three times
 on its way between the interpreter and a socket, and wakes several threads for it. Here a message is
 received into its final memory and sent without a copy. On the wire the protocol is the same: either
 end may be gRPC's library (tests/sites/test_frame_calls.py).
+
+What is done for each piece of a message is compiled (`wire/connection.py`). All else is here, and
+pure but for `read`.
 
 A connection carries one call. Both sides stream messages until one of them ends it. Other parts of
 HTTP/2, such as priorities and pushes, are refused or ignored, as RFC 9113 permits.
@@ -23,6 +26,8 @@ import hpack
 import numpy as np
 
 from isthmus.protos.errors import RemoteProtocolError
+from isthmus.sites.gateway.wire import connection
+from isthmus.sites.gateway.wire.connection import Reader
 
 Fields = tuple[tuple[str, str], ...]
 """Names and values of a header."""
@@ -108,6 +113,14 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """A message has begun to come, and more of it must be read; only `read` tells of it."""
+
+
+BEGUN: Final = Begun()
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The peer sends nothing more in this call."""
 
@@ -138,8 +151,8 @@ class Http2:
         self._stream_window = _WINDOW_FIRST
         self._window_first = _WINDOW_FIRST
         # What has come.
-        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
-        self._begin = self._end = 0
+        self.reader = Reader(_SCRATCH_BYTES, _WINDOW_RENEWED)
+        self._scratch = self.reader.scratch
         self._preface = b"" if is_client else _PREFACE
         """The part of the client's preface that has not come yet."""
         self._has_settings = False
@@ -152,21 +165,10 @@ class Http2:
         """The peer's side of the call has ended."""
         self._refused_stream = 0
         """Stream of the latest second call, which was refused."""
-        self._data_left = 0
-        """Bytes still to come of the DATA frame under way, without its padding."""
-        self._pad_left = 0
-        self._is_last = False
-        """The DATA frame under way ends the peer's side of the call."""
-        self._prefix = bytearray()
-        self._message: memoryview | None = None
-        self._message_filled = 0
-        self._is_direct = False
-        """The latest `room` was a part of a message."""
         self._block: bytearray | None = None
         """The first part of a header that continues in another frame; None: no such header."""
         self._block_stream = 0
         self._block_is_last = False
-        self._to_renew = 0
 
     # ---------------------------------------------------------------- what is sent
 
@@ -242,32 +244,25 @@ class Http2:
     @property
     def wanted_bytes(self) -> int:
         """Bytes that must come before there is anything to do; at least 1."""
-        if self._message is None or self._begin != self._end:
-            return 1
-        return max(1, min(self._data_left, len(self._message) - self._message_filled))
+        return self.reader.wanted_bytes
 
     @property
     def under_way_bytes(self) -> int:
         """Length of the message that has come in part; 0: none."""
-        return 0 if self._message is None else len(self._message)
+        return self.reader.message_bytes
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that have come so far."""
+        return self.reader.read_bytes
 
     def forget(self) -> None:
         """Drop the message that has come in part; nothing more is read."""
-        self._message = None
+        self.reader.take_message()
 
     def room(self) -> memoryview:
         """Return the buffer for the next bytes, never empty. Then call `filled`."""
-        is_read_up = self._begin == self._end
-        wanted = self.wanted_bytes
-        self._is_direct = is_read_up and wanted > _DIRECT_MIN
-        if self._is_direct:
-            assert self._message is not None
-            return self._message[self._message_filled : self._message_filled + wanted]
-        if self._begin:
-            left = self._end - self._begin
-            self._scratch[:left] = self._scratch[self._begin : self._end]
-            self._begin, self._end = 0, left
-        return self._scratch[self._end :]
+        return self.reader.room(_DIRECT_MIN)
 
     def filled(self, num_bytes: int) -> Iterator[Event]:
         """Parse `num_bytes` that were put into `room`, and yield the events in them.
@@ -275,16 +270,40 @@ class Http2:
         Raises:
             RemoteProtocolError: the bytes are not HTTP/2 or gRPC, or exceed a limit.
         """
-        if self._is_direct:
-            self._is_direct = False
-            yield from self._fill_message(num_bytes)
-        else:
-            self._end += num_bytes
-        while True:
-            found = self._take_part()
+        self.reader.came(num_bytes)
+        while (code := self.reader.step()) != connection.NEEDS:
+            found = self._act(code)
             if found is None:
                 return
             yield from found
+
+    def begin_turn(self, most_reads: int) -> None:
+        """Let `read` read this often, if there is anything to read."""
+        self.reader.reads_left = 0 if self.reader.is_dry else most_reads
+
+    def read(self, descriptor: int) -> Event | Begun | None:
+        """Read from a socket; return what it tells, or None if it tells nothing more in this turn.
+
+        Raises:
+            OSError: the connection has ended.
+            RemoteProtocolError: as `filled`.
+        """
+        while True:
+            code = self.reader.pump(descriptor)
+            if code == connection.NEEDS:
+                return None
+            if code == connection.CLOSED:
+                raise ConnectionAbortedError("it was closed")
+            found = self._act(code)
+            if code == connection.BEGINS:
+                if not self.reader.has_rest:
+                    return BEGUN
+                continue
+            if code == connection.OTHER:
+                self.reader.reads_left = 0  # maybe of thousands: others have their turn
+            if found:
+                return found[0]
+            self.reader.is_short = found is None
 
     def let_in(self) -> Iterator[Event]:
         """Accept the call's messages, as its server; yield the events that have come already.
@@ -293,27 +312,32 @@ class Http2:
             RemoteProtocolError: as `filled`.
         """
         self._is_open = not self._is_ended
+        self._note_state()
         yield from self.filled(0)
 
-    def _take_part(self) -> Sequence[Event] | Iterator[Event] | None:
-        """Parse the next frame in the scratch buffer; None: it is not complete yet."""
-        available = self._end - self._begin
-        if self._data_left:
-            return self._take_data(available) if available else None
-        if self._pad_left:
-            skipped = min(self._pad_left, available)
-            self._pad_left -= skipped
-            self._begin += skipped
-            return () if skipped else None
-        if self._is_last:
-            self._is_last = False
+    def _act(self, code: int) -> Sequence[Event] | None:
+        """Do what the reader leaves to do; None: more must come before."""
+        reader = self.reader
+        if code == connection.COMPLETE:
+            return (Message(reader.take_message()),)
+        if code == connection.BEGINS:
+            self._begin_message()
+            return ()
+        if code == connection.LAST:
+            reader.is_last = False
             self._end_whole()
             return (Ended(NO_ERROR),)
+        return self._take_part()
+
+    def _take_part(self) -> Sequence[Event] | None:
+        """Parse the next frame in the scratch buffer; None: it is not complete yet."""
+        reader = self.reader
+        available = reader.end - reader.begin
         if self._preface:
             return self._take_preface(available)
         if available < HEAD_BYTES:
             return None
-        high, low, kind, flags, stream = _HEAD.unpack_from(self._scratch, self._begin)
+        high, low, kind, flags, stream = _HEAD.unpack_from(self._scratch, reader.begin)
         length, stream = high << 16 | low, stream & _WINDOW_MAX
         if not self._has_settings:
             if kind != Kind.SETTINGS or flags & _ACK:
@@ -327,16 +351,24 @@ class Http2:
             raise RemoteProtocolError(f"an HTTP/2 frame of kind {kind} with {length} bytes")
         if available < HEAD_BYTES + length:
             return None
-        at = self._begin + HEAD_BYTES
-        self._begin = at + length
-        return self._take_frame(kind, flags, stream, bytes(self._scratch[at : at + length]))
+        at = reader.begin + HEAD_BYTES
+        reader.begin = at + length
+        events = self._take_frame(kind, flags, stream, bytes(self._scratch[at : at + length]))
+        self._note_state()
+        return events
+
+    def _note_state(self) -> None:
+        """Tell the reader whether frames of data may come now."""
+        self.reader.stream = self._stream
+        self.reader.takes_data = self._is_open and self._block is None
 
     def _take_preface(self, available: int) -> Sequence[Event] | None:
         length = min(available, len(self._preface))
-        if bytes(self._scratch[self._begin : self._begin + length]) != self._preface[:length]:
+        begin = self.reader.begin
+        if bytes(self._scratch[begin : begin + length]) != self._preface[:length]:
             raise RemoteProtocolError("not HTTP/2")
         self._preface = self._preface[length:]
-        self._begin += length
+        self.reader.begin += length
         return () if length else None
 
     # ---------------------------------------------------------------- messages
@@ -349,22 +381,23 @@ class Http2:
             return None
         if stream != self._stream or not self._is_open or self._block is not None:
             return self._pass_by(stream, length)
-        self._begin += HEAD_BYTES
+        reader = self.reader
+        reader.begin += HEAD_BYTES
         padding = 0
         if is_padded:
-            padding = self._scratch[self._begin]
-            self._begin += 1
-        self._data_left = length - is_padded - padding
-        self._pad_left = padding
-        if self._data_left < 0:
+            padding = self._scratch[reader.begin]
+            reader.begin += 1
+        data_bytes = length - is_padded - padding
+        if data_bytes < 0:
             raise RemoteProtocolError("an HTTP/2 frame of less than its padding")
-        self._is_last = bool(flags & _END_STREAM)
-        self._to_renew += length
-        if self._to_renew >= _WINDOW_RENEWED:
-            renewed = _NUMBER.pack(self._to_renew)
+        reader.data_left, reader.pad_left = data_bytes, padding
+        reader.is_last = bool(flags & _END_STREAM)
+        reader.to_renew += length
+        if reader.to_renew >= _WINDOW_RENEWED:
+            renewed = _NUMBER.pack(reader.to_renew)
             self._control.append(_frame(Kind.WINDOW_UPDATE, 0, 0, renewed))
             self._control.append(_frame(Kind.WINDOW_UPDATE, 0, self._stream, renewed))
-            self._to_renew = 0
+            reader.to_renew = 0
         return ()
 
     def _pass_by(self, stream: int, length: int) -> Sequence[Event] | None:
@@ -377,29 +410,12 @@ class Http2:
         # A second call may have sent data before it learned that it is refused.
         if not self._stream < stream <= self._refused_stream:
             raise RemoteProtocolError(f"data of stream {stream}, which is not open")
-        self._begin += HEAD_BYTES
-        self._pad_left = length
+        self.reader.begin += HEAD_BYTES
+        self.reader.pad_left = length
         return ()
 
-    def _take_data(self, available: int) -> Iterator[Event]:
-        if self._message is None:
-            length = min(PREFIX_BYTES - len(self._prefix), available, self._data_left)
-            self._prefix += self._scratch[self._begin : self._begin + length]
-            self._begin += length
-            self._data_left -= length
-            if len(self._prefix) == PREFIX_BYTES:
-                self._begin_message()
-                yield from self._fill_message(0)
-            return
-        length = min(available, self._data_left, len(self._message) - self._message_filled)
-        filled = self._message_filled
-        self._message[filled : filled + length] = self._scratch[self._begin : self._begin + length]
-        self._begin += length
-        yield from self._fill_message(length)
-
     def _begin_message(self) -> None:
-        is_compressed, length = _PREFIX.unpack(self._prefix)
-        self._prefix.clear()
+        is_compressed, length = _PREFIX.unpack(self.reader.prefix)
         if is_compressed:
             raise RemoteProtocolError("a compressed message")
         if length > self._message_bytes_max:
@@ -407,24 +423,15 @@ class Http2:
                 f"a message of {length} bytes, where {self._message_bytes_max} are allowed"
             )
         # Not a bytearray, which would be zeroed first.
-        self._message = memoryview(np.empty(length, np.uint8).data)
-        self._message_filled = 0
-
-    def _fill_message(self, num_bytes: int) -> Iterator[Event]:
-        """Count bytes read into the message; yield it once it is complete."""
-        assert self._message is not None
-        self._message_filled += num_bytes
-        self._data_left -= num_bytes
-        if self._message_filled == len(self._message):
-            message, self._message = self._message, None
-            yield Message(message)
+        self.reader.begin_message(memoryview(np.empty(length, np.uint8).data))
 
     def _end_call(self) -> None:
         self._is_ended, self._is_open = True, False
+        self._note_state()
 
     def _end_whole(self) -> None:
         """End the peer's side of the call; an error in the middle of a message."""
-        if self._message is not None or self._prefix:
+        if self.reader.is_within_message:
             raise RemoteProtocolError("the call ended within a message")
         self._end_call()
 

@@ -157,6 +157,7 @@ class Link:
             raise PeerLostError("the gateway was stopped", self.peer.site)
         greeting.result()
         self._outbox.warm_up(self._padding())
+        self._wire.carry(self, self.rtt_s)
         self._growth.begin()
         self._start(self._watch.run(), "watch")
         self._start(self._growth.run(), "growth")
@@ -246,6 +247,7 @@ class Link:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._streams.end()
+        self._wire.carry(self, None)
         await self._watch.hang_up()
 
     def _fail(self, failure: Failure) -> None:

@@ -7,6 +7,7 @@ Each call has a connection of its own (`frame_calls.py`), and is a task of the g
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import secrets
 import socket
@@ -239,8 +240,7 @@ class ExchangeServer:
     async def _push(self, call: ServedCall) -> None:
         """Accept frames one after another, and acknowledge each."""
         sender = self._sender_of(_session_in(call), call)
-        while (message := await call.read()) is not None:
-            await call.write(self.take(sender, message))
+        await call.take_each(functools.partial(self.take, sender))
 
     # ---------------------------------------------------------------- what a peer wants
 

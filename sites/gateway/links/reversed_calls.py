@@ -28,7 +28,7 @@ from isthmus.protos.identities import GATEWAY, Identity
 from isthmus.sites.gateway.config import GatewayConfig, GatewayId
 from isthmus.sites.gateway.links.calls import Serve, serve_call
 from isthmus.sites.gateway.links.congestion.connections import CHANNELS_MAX
-from isthmus.sites.gateway.links.frame_calls import CallError, FrameCall
+from isthmus.sites.gateway.links.frame_calls import CallError, FrameCall, Taker
 from isthmus.sites.gateway.links.transport import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
@@ -122,6 +122,10 @@ class _Offered:
     """Set once the call that uses it is over."""
 
 
+class _EndedError(Exception):
+    """A reversed call has ended well."""
+
+
 class ReversedCall:
     """A call to the side that dialled, as its client has it (`calls.Call`)."""
 
@@ -129,6 +133,7 @@ class ReversedCall:
         self._call = call
         self.socket = call.socket
         self.write = call.write
+        self.post = call.post
         self.break_off = call.break_off
         self.limit = call.limit
         self.traffic = call.traffic
@@ -143,6 +148,19 @@ class ReversedCall:
         if message is None:
             raise CallError(grpc.StatusCode.UNAVAILABLE, "it ended without a status")
         return unwrapped(message)
+
+    async def take_each(self, take: Taker) -> None:
+        """Have `take` called with each message, as `Call.take_each`."""
+
+        def unwrap(message: memoryview) -> bytes | None:
+            carried = unwrapped(message)
+            if carried is None:
+                raise _EndedError
+            return take(carried)
+
+        with contextlib.suppress(_EndedError):
+            await self._call.take_each(unwrap)
+            raise CallError(grpc.StatusCode.UNAVAILABLE, "it ended without a status")
 
     def finish(self) -> None:
         """Do nothing: the other side answers what has come."""
@@ -262,6 +280,15 @@ class _Served:
         self._call, self._peer, self._session = call, peer, session
         self.over = call.over
         self.read = call.read
+
+    async def take_each(self, take: Taker) -> None:
+        """Have `take` called with each message, as `ServedCall.take_each`."""
+
+        def wrap(message: memoryview) -> bytes | None:
+            answer = take(message)
+            return None if answer is None else _MESSAGE + answer
+
+        await self._call.take_each(wrap)
 
     async def write(self, message: bytes | memoryview) -> None:
         """Write a message.

@@ -14,6 +14,8 @@ idle.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import random
 import socket
@@ -26,7 +28,7 @@ from isthmus.sites.gateway.links.calls import Call
 from isthmus.sites.gateway.links.frame_calls import CallError
 from isthmus.sites.gateway.links.peer_watch import PeerWatch
 from isthmus.sites.gateway.links.progress import Progress
-from isthmus.sites.gateway.links.send_queue import Outbox, Outgoing
+from isthmus.sites.gateway.links.send_queue import Outbox
 from isthmus.sites.gateway.links.transport import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
@@ -97,7 +99,9 @@ class Streams:
         """Errors of broken streams already logged since frames last got through."""
         self._tasks: list[asyncio.Task[None]] = []
         self._carrying: dict[int, _Carrying] = {}
-        self._idle: dict[int, asyncio.Future[Outgoing]] = {}
+        self._idle: dict[int, None] = {}
+        """Streams whose TCP has taken all that they were given, longest first."""
+        self._is_feeding = False
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -188,20 +192,21 @@ class Streams:
         carrying = self._carrying[index] = _Carrying(call, progress)
         self._set_up(call.socket)
         self._limit(call)
-        sending = asyncio.create_task(self._send(call, index))
-        sending.add_done_callback(self._report)
+
+        def take(answer: memoryview) -> None:
+            self._acknowledge(answer)
+            if carrying.num_acks == 0:
+                self._said.clear()
+            carrying.num_acks += 1
+
         try:
-            while (answer := await call.read()) is not None:
-                self._acknowledge(answer)
-                if carrying.num_acks == 0:
-                    self._said.clear()
-                carrying.num_acks += 1
+            self._ready(index, call)
+            await call.take_each(take)
         except CallError as error:
             self._broke(index, error)
         finally:
             del self._carrying[index]
-            sending.cancel()
-            await asyncio.wait([sending])
+            self._idle.pop(index, None)
             left_s = self._outbox.left_s(index)
             if left_s is not None and carrying.silent_s >= self._patience_s / 2:
                 self._outbox.note_stuck(left_s)  # whichever side noticed it first
@@ -210,33 +215,35 @@ class Streams:
                 _log.info("%d frames to %s will be sent again", again, self._watch.peer)
         return carrying.num_acks > 0
 
-    async def _send(self, call: Call, index: int) -> None:
-        """Send frames as the window allows. An error is raised by the reader of answers."""
-        try:
-            while True:
-                waiter = asyncio.get_running_loop().create_future()
-                self._idle[index] = waiter
-                self._feed()
-                item = await waiter
-                self._on_progress()
-                await call.write(item.data)
-        except CallError:
-            return
-        finally:
-            self._idle.pop(index, None)
+    def _ready(self, index: int, call: Call) -> None:
+        """Note that a stream can take a frame, unless it has broken."""
+        carrying = self._carrying.get(index)
+        if carrying is not None and carrying.call is call:
+            self._idle[index] = None
+            self._feed()
 
     def _feed(self) -> None:
         """Give idle streams, in turn, the frames that may leave now."""
-        # If all streams took turns, each would idle in between, and TCP restart slowly.
-        most = self._outbox.num_in_flight
-        while self._idle and len(self._carrying) - len(self._idle) < most:
-            index = next((each for each in self._idle if each < most), next(iter(self._idle)))
-            item = self._outbox.take(index)
-            if item is None:
-                break
-            waiter = self._idle.pop(index)
-            if not waiter.cancelled():
-                waiter.set_result(item)
+        if self._is_feeding:  # by a stream that was given a frame, and has sent it at once
+            return
+        self._is_feeding = True
+        try:
+            # If all streams took turns, each would idle in between, and TCP restart slowly.
+            most = self._outbox.num_in_flight
+            while self._idle and len(self._carrying) - len(self._idle) < most:
+                index = next((each for each in self._idle if each < most), next(iter(self._idle)))
+                item = self._outbox.take(index)
+                if item is None:
+                    break
+                del self._idle[index]
+                self._on_progress()
+                with contextlib.suppress(CallError):  # the reader of answers gets it
+                    call = self._carrying[index].call
+                    call.post(item.data, functools.partial(self._ready, index, call))
+        except Exception as error:  # noqa: BLE001 - a callback's root: reported, ends the link
+            self._on_failure(error)
+        finally:
+            self._is_feeding = False
 
     def _look_around(self) -> None:
         """Give idle streams frames that they missed, and break those without progress."""
