@@ -103,6 +103,8 @@ class Event:
     kind: str
     site: str
     """Empty: the run as a whole."""
+    text: str
+    """What people read of it."""
     detail: Mapping[str, Any]
 
 
@@ -189,7 +191,8 @@ class Run:
                     wall_s=event.wall_s,
                     kind=event.kind,
                     site=event.site,
-                    detail=json.loads(event.detail_json or "{}"),
+                    text=event.text,
+                    detail=event.detail,
                 )
 
     def logs(
@@ -221,7 +224,7 @@ class Run:
         """
         with reading(self._choice) as reader:
             run = reader.get()
-        pairs = self._facts().losses or _curve(run)
+        pairs = self._facts().loss.losses or _curve(run)
         if importlib.util.find_spec("pandas") is None:
             return list(pairs)
         import pandas as pd

@@ -7,7 +7,6 @@ end.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from isthmus.orchestrator.cli.views import (
     where_of,
 )
 from isthmus.orchestrator.client.run_reader import RunReader, read_summary
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.alike import and_others, is_alike
 from isthmus.orchestrator.evidence.view.live import (
@@ -43,8 +43,6 @@ from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.errors import IsthmusError
 from isthmus.protos.failure import Failure
 
-FAILED = "failure.reported"
-"""The event of each failure that a site reports."""
 PLAIN_EVERY_S = 5.0
 """Between two plain lines of a run whose state stays the same."""
 
@@ -164,9 +162,9 @@ def _others(run: control_pb2.Run, reader: RunReader) -> int:
     alike = set()
     with contextlib.suppress(IsthmusError):  # only its coordinator has them, and has gone
         for event in reader.events(follow=False):
-            if event.kind != FAILED:
+            if event.kind != EventKind.FAILURE_REPORTED:
                 continue
-            other = Failure.from_json(json.loads(event.detail_json))
+            other = Failure.from_json(event.detail)
             is_same = other.code == first.code and is_alike(other.message, first.message, sites)
             if is_same and not other.is_collateral:
                 alike.add((other.site, other.rank))

@@ -70,7 +70,7 @@ def command(
         write_atomically(path, text)
     data: dict[str, Any] = {
         "report": None if path is None else str(path.absolute()),
-        "runs": [dataclasses.asdict(run) for run in runs],
+        "runs": [run.to_json() for run in runs],
         "benchmarks": [dataclasses.asdict(bench) for bench in benches],
     }
     return output.result(data, text.rstrip("\n") if path is None else str(path.absolute()))

@@ -15,7 +15,6 @@ from isthmus.orchestrator.cli.options import DURATION, run_options, timeout_opti
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.views import (
     event_line,
-    event_view,
     log_line,
     log_view,
     run_line,
@@ -23,6 +22,7 @@ from isthmus.orchestrator.cli.views import (
 )
 from isthmus.orchestrator.client.coordinator_client import Client
 from isthmus.orchestrator.client.run_reader import TERMINAL, RunReader, known_run, reading
+from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.run_folder.home import RunChoice, home_folder, run_folders
 from isthmus.protos.control.v1 import control_pb2
@@ -147,7 +147,7 @@ def events(output: Output, choice: RunChoice, follow: bool) -> int:
     """Print the events of RUN, by default the latest, in their order."""
     with reading(choice) as reader:
         found = reader.events(follow=follow)
-        return _print_each(output, "event", found, event_view, event_line, follow=follow)
+        return _print_each(output, "event", found, RecordedEvent.to_json, event_line, follow=follow)
 
 
 def _print_each(

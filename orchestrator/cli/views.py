@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from isthmus.orchestrator.cli import log_text
+from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.formats import visible
 from isthmus.protos.catalogue import CATALOGUE, ExitCode
@@ -164,33 +164,6 @@ def log_line(line: control_pb2.LogLine, *, has_colour: bool) -> str:
     return visible(f"{stamp}{source} | ") + log_text.shown(line.text, has_colour=has_colour)
 
 
-def event_view(event: control_pb2.Event) -> dict[str, Any]:
-    """Return an event as --json shows it."""
-    return {
-        "sequence": event.sequence,
-        "wall_s": event.wall_s,
-        "run_id": event.run_id,
-        "generation": event.generation,
-        "kind": event.kind,
-        "site": event.site,
-        "detail": _detail(event),
-    }
-
-
-def event_line(event: control_pb2.Event) -> str:
-    """Return an event in one line: of its details those that fit there, and say something."""
-    detail = _detail(event)
-    if isinstance(detail, dict):
-        said = {key: value for key, value in detail.items() if isinstance(value, str | int | float)}
-        words = "  ".join(f"{key}={value}" for key, value in said.items() if value not in ("", -1))
-    else:
-        words = str(detail)
-    parts = [formats.clock(event.wall_s), f"{event.kind:<18}", event.site, words]
-    return visible("  ".join(part for part in parts if part).rstrip())
-
-
-def _detail(event: control_pb2.Event) -> Any:  # noqa: ANN401 - any JSON value
-    try:
-        return json.loads(event.detail_json or "{}")
-    except ValueError:
-        return event.detail_json
+def event_line(event: RecordedEvent) -> str:
+    """Return an event in one line."""
+    return visible(f"{formats.clock(event.wall_s)}  {event.kind:<18}  {formats.words(event.text)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from isthmus.orchestrator.cli.views import exit_code_of, reason_code
 from isthmus.orchestrator.client.recorded_run import RecordedRun
 from isthmus.orchestrator.client.run_reader import reading
 from isthmus.orchestrator.coordinator.journal import JournalError
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.documents import Pair
 from isthmus.orchestrator.evidence.bench.experiment import Ended
 from isthmus.orchestrator.evidence.record.bench_record import Failed
@@ -28,8 +28,6 @@ from isthmus.protos.training_part import require_training_part
 STOP_S = 30.0
 """Time that a run has to end once it was told to."""
 POLL_S = 0.02
-EMULATED = "wan.emulated"
-"""The event that says what emulates the WAN."""
 NOT_EMULATED = "none"
 
 
@@ -125,7 +123,8 @@ def _wait_until_gone(folder: RunFolder) -> None:
 def _emulator(folder: RunFolder) -> str:
     """Return what emulated the WAN, as the run's journal says."""
     try:
-        details = [e.detail_json for e in RecordedRun(folder).events(0) if e.kind == EMULATED]
+        events = RecordedRun(folder).events(0)
     except JournalError:
         return NOT_EMULATED
-    return str(json.loads(details[-1])["emulator"]) if details else NOT_EMULATED
+    emulated = (each for each in events if each.kind == EventKind.WAN_EMULATED)
+    return next((str(each.detail["emulator"]) for each in emulated), NOT_EMULATED)

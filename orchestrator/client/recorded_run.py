@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from isthmus.orchestrator.coordinator.control_messages import event_message, run_message
+from isthmus.orchestrator.coordinator.control_messages import run_message
 from isthmus.orchestrator.coordinator.journal import JournalReader
+from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.run_folder.home import LOG, RunFolder
 from isthmus.orchestrator.run_folder.log_files import LogReader, last_line
 from isthmus.protos.control.v1 import control_pb2
@@ -71,13 +72,10 @@ class RecordedRun:
             run.failure.CopyFrom(lost.to_message())
         return run
 
-    def events(self, after: int) -> Iterator[control_pb2.Event]:
-        """Yield the run's events with a sequence above `after`; JournalError as for `run`."""
+    def events(self, after: int) -> list[RecordedEvent]:
+        """Return the run's events with a sequence above `after`; JournalError as for `run`."""
         with JournalReader(self._state) as journal:
-            events = journal.events(self._folder.run_id, after)
-            with journal.damage_told():
-                messages = [event_message(event) for event in events]
-        yield from messages
+            return journal.events(self._folder.run_id, after)
 
     def logs(self, *, site: str, rank: int, tail: int) -> Iterator[control_pb2.LogLine]:
         """Yield the log lines that arrived; `rank` -1 and `tail` 0 mean all."""

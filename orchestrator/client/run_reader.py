@@ -14,7 +14,9 @@ from typing import Any
 
 from isthmus.orchestrator.client.coordinator_client import Client, CoordinatorUnreachableError
 from isthmus.orchestrator.client.recorded_run import RecordedRun
+from isthmus.orchestrator.coordinator.control_messages import event_from
 from isthmus.orchestrator.coordinator.journal import JournalError
+from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.interruption import INTERRUPTION
 from isthmus.orchestrator.run_folder.home import (
     SUMMARY,
@@ -159,14 +161,14 @@ class RunReader:
             if line.sequence > seen.get((line.site, line.source), -1):
                 yield line
 
-    def events(self, *, follow: bool) -> Iterator[control_pb2.Event]:
+    def events(self, *, follow: bool) -> Iterator[RecordedEvent]:
         """Yield events, each once; with `follow` until the run has ended."""
         last = 0
         if self._client is not None:
             try:
                 for event in self._client.read_events(self.run_id, follow=follow):
                     last = event.sequence
-                    yield event
+                    yield event_from(event)
             except CoordinatorUnreachableError as error:
                 self._require_gone(error)
             else:

@@ -26,13 +26,15 @@ from isthmus.orchestrator.coordinator.wan import FaultPlan, Wan, emulation
 from isthmus.orchestrator.core import replan_machine, run_events
 from isthmus.orchestrator.core.clock_watch import ClockWatch
 from isthmus.orchestrator.core.departures import DROPPED
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
 from isthmus.orchestrator.core.model_flops import ModelFlops
 from isthmus.orchestrator.core.run import Run, RunSettings
 from isthmus.orchestrator.core.run_events import RunState
-from isthmus.orchestrator.core.run_metrics import RunMetrics, summarise
+from isthmus.orchestrator.core.run_record import Measurement, RunRecord
 from isthmus.orchestrator.run_folder.log_files import LogWriter
 from isthmus.orchestrator.run_folder.run_files import METRICS, Failing, RunFiles, read_metrics
+from isthmus.orchestrator.runs.facts import summarise
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.errors import StateConflictError
@@ -50,9 +52,9 @@ STEPPED_ALONE = (
     "itself until its script calls `site.attach(model, optimizer)`"
 )
 _STORAGE_KINDS = {
-    metrics.CHECKPOINT_FAILED: run_events.NO_CHECKPOINT,
-    metrics.CHECKPOINT_STAYS: run_events.CHECKPOINT_STAYS,
-    metrics.STATE_FAILED: run_events.NO_STATE,
+    metrics.CHECKPOINT_FAILED: EventKind.CHECKPOINT_FAILED,
+    metrics.CHECKPOINT_STAYS: EventKind.CHECKPOINT_STAYS,
+    metrics.STATE_FAILED: EventKind.STATE_FAILED,
 }
 
 log = logging.getLogger(__name__)
@@ -115,14 +117,10 @@ class ActiveRun:
         """None: the job asks for no exporters."""
         if submission.spec.job.exporters != Exporters():
             state = journal.path.parent
-            trouble = functools.partial(self.note, "exporter.trouble")
+            trouble = functools.partial(self.note, EventKind.EXPORTER_TROUBLE)
             self._exporting = Exporting(self.run_id, folder, state, trouble)
-        self._metrics = RunMetrics(
-            tuple(site.name for site in topology.sites),
-            ModelFlops(submission.spec.job, topology),
-        )
-        self.view = self._recall(recorded)
-        """All that is written down of the run; what is decided is decided by this."""
+        self._run_record = self._recall(recorded)
+        """All that is written down of the run and measured."""
         self._replanning: Replanning | None = None
         """Set once the run is active, if its job asks for replanning."""
         self._compares_data = submission.spec.job.exchange.schedule != "off"
@@ -131,18 +129,24 @@ class ActiveRun:
         self._documents_failing = Failing(folder)
         if not recorded:
             submission.write(self._files)
-            self._record("run.submitted", detail=submission.to_json(folder))
+            self._record(EventKind.RUN_SUBMITTED, detail=submission.to_json(folder))
         elif self.view.state is RunState.QUEUED:
-            self._record("run.dequeued")
+            self._record(EventKind.RUN_DEQUEUED)
             recorded = ()
         self._run = self._begin_run()
         if recorded:
-            self._go_on(recorded)
+            self._go_on()
 
-    def _recall(self, recorded: Sequence[RecordedEvent]) -> JournaledRun:
+    @property
+    def view(self) -> JournaledRun:
+        """All that is written down of the run; what is decided is decided by this."""
+        return self._run_record.view
+
+    def _recall(self, recorded: Sequence[RecordedEvent]) -> RunRecord:
         """Return what was written down, with times as this process counts them."""
         spec, now_s, now_wall_s = self._submission.spec, time.monotonic(), time.time()
-        record = JournaledRun(self.run_id, spec.site_names, first_epoch(spec))
+        flops = ModelFlops(spec.job, spec.topology)
+        record = RunRecord(self.run_id, spec.site_names, flops, first=first_epoch(spec))
         for event in recorded:
             record.apply(event, now_s - max(0.0, now_wall_s - event.wall_s))
         return record
@@ -159,20 +163,22 @@ class ActiveRun:
         )
         return Run(spec.topology, epoch_rules(spec), settings, self.view, time.monotonic())
 
-    def _go_on(self, recorded: Sequence[RecordedEvent]) -> None:
+    def _go_on(self) -> None:
         """Take what an earlier coordinator knew of the run; what it measured is counted again."""
 
         def not_counted(what: object) -> None:
             log.warning("what was measured before is not all counted: %s", what)
 
-        try:
-            measured = read_metrics(self._files.folder / METRICS, on_damaged=not_counted)
-            self._metrics.recall(measured, recorded)
-        except (LookupError, TypeError) as error:
-            not_counted(error)
-        self._metrics.count(self.view.counted)
+        for line in read_metrics(self._files.folder / METRICS, on_damaged=not_counted):
+            try:
+                measurement = Measurement.of(line)
+                if measurement.site in self._run_record.measured.sites:
+                    self._run_record.measure(measurement)
+            except (LookupError, ValueError) as error:
+                not_counted(error)
+        self._run_record.reach()
         totals = self._journal.progress(self.run_id).get("totals", {})
-        self._record("run.resumed")
+        self._record(EventKind.RUN_RESUMED)
         now_s = time.monotonic()
         self._carry_out(self._run.resume(now_s, int(totals.get("verified_steps", 0))), now_s)
         self._watch_links()
@@ -287,7 +293,7 @@ class ActiveRun:
             "active_s": self._run.active_for_s(time.monotonic()),
         }
         try:
-            self._record("run.ended", detail=detail)
+            self._record(EventKind.RUN_ENDED, detail=detail)
         except JournalError:
             self._show(
                 RecordedEvent(
@@ -295,7 +301,7 @@ class ActiveRun:
                     wall_s=time.time(),
                     run_id=self.run_id,
                     generation=self.generation,
-                    kind="run.ended",
+                    kind=EventKind.RUN_ENDED,
                     site="",
                     detail=detail,
                 ),
@@ -317,7 +323,7 @@ class ActiveRun:
                 self._fetching[site] = _fetching_words(values, labels)
                 self.handle(run_events.SiteFetching(site))
                 continue
-            is_new = self._metrics.add(site, metric.kind, metric.step, values, labels)
+            is_new = self._run_record.measured.add(site, metric.kind, metric.step, values, labels)
             reported = link_reported(site, metric)
             if reported is not None:
                 self.replan(reported)
@@ -329,17 +335,19 @@ class ActiveRun:
             if kind := _STORAGE_KINDS.get(metric.kind):
                 self.handle(run_events.StorageFailed(kind, site, metric.step, reason))
             if metric.kind == metrics.TROUBLE:
-                self.handle(run_events.SiteNoted("site.trouble", site, f"site {site}: {reason}"))
+                self.handle(
+                    run_events.SiteNoted(EventKind.SITE_TROUBLE, site, f"site {site}: {reason}")
+                )
             if metric.kind == metrics.STEPPED_ALONE:
                 note = f"site {site} {STEPPED_ALONE}"
-                self.handle(run_events.SiteNoted("site.stepped_alone", site, note))
+                self.handle(run_events.SiteNoted(EventKind.SITE_STEPPED_ALONE, site, note))
             if metric.kind == metrics.DEVICE_DIFFERS:
                 accelerator = self._submission.spec.topology.site(site).accelerator.name
                 note = (
                     f"ranks of site {site} compute on {one_line(labels.get(metrics.FOUND, ''))}, "
                     f"and the topology says {accelerator}: plans and predictions do not hold"
                 )
-                self.handle(run_events.SiteNoted("site.device_differs", site, note))
+                self.handle(run_events.SiteNoted(EventKind.SITE_DEVICE_DIFFERS, site, note))
             if metric.kind == metrics.SAMPLER:
                 data = one_line(labels.get(metrics.DATA, ""))
                 self.handle(run_events.SamplerMade(site, metric.rank, data))
@@ -397,7 +405,7 @@ class ActiveRun:
         now_s = time.monotonic()
         if not self.has_ended and (stepped := self._clock.look(time.time(), now_s)):
             note = f"{stepped}: times of events before and after do not compare"
-            self._record("clock.stepped", detail={"note": note})
+            self._record(EventKind.CLOCK_STEPPED, detail={"note": note})
         if not self.has_ended and now_s - self._saved_s >= PROGRESS_S:
             self._saved_s = now_s
             self._keep_documents()
@@ -416,7 +424,7 @@ class ActiveRun:
                 "were written again, and what else was in it is lost"
             )
             log.warning("%s", note)
-            self._record("folder.restored", detail={"note": note})
+            self._record(EventKind.FOLDER_RESTORED, detail={"note": note})
 
     def add_logs(self, site: str, lines: Iterable[control_pb2.LogLine]) -> bool:
         """Append log lines; False: the disk refused them, and the agent has to send them again.
@@ -498,7 +506,7 @@ class ActiveRun:
 
     def _record(
         self,
-        kind: str,
+        kind: EventKind,
         site: str = "",
         detail: dict[str, Any] | None = None,
         now_s: float | None = None,
@@ -515,9 +523,8 @@ class ActiveRun:
         self._show(event, time.monotonic() if now_s is None else now_s)
 
     def _show(self, event: RecordedEvent, now_s: float) -> None:
-        self.view.apply(event, now_s)
-        if event.kind in {"run.active", "epoch.begun"}:
-            self._metrics.count(self.view.counted)
+        self._run_record.apply(event, now_s)
+        self._run_record.reach()
         self.tell_changed()
 
     def tell_changed(self) -> None:
@@ -539,7 +546,7 @@ class ActiveRun:
                 want=self.handle,
             )
 
-    def note(self, kind: str, note: str) -> None:
+    def note(self, kind: EventKind, note: str) -> None:
         """Have people know of something that changes nothing for the run."""
         log.warning("%s", note)
         if not self.has_ended:
@@ -581,8 +588,7 @@ class ActiveRun:
         with self._progress_failing.told(JournalError):
             self._journal.save_progress(self.run_id, progress)
         summary = summarise(
-            self.view,
-            self._metrics,
+            self._run_record,
             active_s=progress["active_s"],
             verified_steps=self._run.verified_steps,
         )
@@ -591,7 +597,7 @@ class ActiveRun:
             self._closing = asyncio.create_task(self._close(), name="close-run")
 
     def _progress(self) -> dict[str, Any]:
-        progress = self._metrics.progress()
+        progress = self._run_record.measured.progress()
         progress["totals"]["verified_steps"] = float(self._run.verified_steps)
         return {**progress, "active_s": self._run.active_for_s(time.monotonic())}
 

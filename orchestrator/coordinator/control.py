@@ -23,6 +23,7 @@ from isthmus.orchestrator.coordinator.sessions import Connection, Session, Sessi
 from isthmus.orchestrator.coordinator.submission import Submission, decided, submitted_before
 from isthmus.orchestrator.coordinator.wan import FaultPlan
 from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.core.leases import Leases
 from isthmus.orchestrator.core.run_events import RunState
@@ -145,7 +146,7 @@ class Control:
         self._runs_folder = runs
         self._faults = faults
         self._checked_s = time.monotonic()
-        self._record("coordinator.started", {"topology_hash": self._topology_hash})
+        self._record(EventKind.COORDINATOR_STARTED, {"topology_hash": self._topology_hash})
         for run_id in unfinished:
             if run_id not in kept or not self._take_over(kept[run_id]):
                 log.warning("run %s was lost with the coordinator before this one", run_id)
@@ -386,7 +387,7 @@ class Control:
             return
         if revocations.look():
             log.info("a new list of revoked certificates is in force")
-            self._record("certificates.revoked", {"list": revocations.text})
+            self._record(EventKind.CERTIFICATES_REVOKED, {"list": revocations.text})
             for session in self._sessions.all():
                 if revocations.has(session.certificate):
                     self._shut_out(session)
@@ -400,9 +401,9 @@ class Control:
         why = f"a list of revoked certificates is not used: {revocations.problem}"
         why += "; the one before stays in force" if revocations.text else ""
         log.warning("%s", why)
-        self._record("certificates.list_refused", {"why": why})
+        self._record(EventKind.CERTIFICATES_LIST_REFUSED, {"why": why})
         for run in list(self._runs.values()):
-            run.note("certificates.list_refused", why)
+            run.note(EventKind.CERTIFICATES_LIST_REFUSED, why)
 
     def _tell_revocations(self, session: Session) -> None:
         """Have an agent pass the list of revoked certificates on to the gateways of its run."""
@@ -649,7 +650,7 @@ class Control:
             raise StateConflictError(f"{MAX_WAITING} runs wait already: cancel one first")
         submission.write(RunFiles(folder))
         event = self._journal.append(
-            "run.submitted",
+            EventKind.RUN_SUBMITTED,
             wall_s=time.time(),
             generation=self.generation,
             run_id=submission.run_id,
@@ -726,7 +727,7 @@ class Control:
         """Write down the end of a run that has waited."""
         detail = {"state": state.value, "reason_code": code, "reason": reason, "failure": None}
         self._journal.append(
-            "run.ended",
+            EventKind.RUN_ENDED,
             wall_s=time.time(),
             generation=self.generation,
             run_id=run_id,
@@ -864,7 +865,7 @@ class Control:
         if self._num_refused <= REFUSALS:
             log.warning("refused: %s", why)
             more = {"last_recorded": True} if self._num_refused == REFUSALS else {}
-            self._record("caller.refused", {"why": why, **more})
+            self._record(EventKind.CALLER_REFUSED, {"why": why, **more})
 
     def offer_join(self, request: control_pb2.OfferJoinRequest) -> None:
         """Keep what a join token is good for.
@@ -878,7 +879,7 @@ class Control:
         ends_wall_s = request.ends_wall_s
         self._joins.offer(request.holder, request.site, ends_wall_s, request.sealed)
         detail = {"site": request.site, "token": request.holder, "ends_wall_s": ends_wall_s}
-        self._record("join.offered", detail)
+        self._record(EventKind.JOIN_OFFERED, detail)
 
     def use_join(self, holder: str, site: str) -> bytes:
         """Return what a join token is good for, and never again.
@@ -893,11 +894,11 @@ class Control:
             self.refused(str(error))
             raise
         # In this order: a token is good until it is known to have been used.
-        self._record("join.used", {"site": site, "token": holder})
+        self._record(EventKind.JOIN_USED, {"site": site, "token": holder})
         self._joins.forget(holder)
         return sealed
 
-    def _record(self, kind: str, detail: dict[str, Any]) -> None:
+    def _record(self, kind: EventKind, detail: dict[str, Any]) -> None:
         self._journal.append(kind, wall_s=time.time(), generation=self.generation, detail=detail)
 
 
@@ -914,7 +915,9 @@ def _kept(
         events, view = journal.events(run_id), journal.view(run_id)
         kinds = {event.kind for event in events}
         is_queued = view.state is RunState.QUEUED
-        if not is_queued and ("run.preparing" not in kinds or "wan.emulated" in kinds):
+        if not is_queued and (
+            EventKind.RUN_PREPARING not in kinds or EventKind.WAN_EMULATED in kinds
+        ):
             continue
         files = RunFiles(Path(view.folder))
         try:
@@ -923,7 +926,7 @@ def _kept(
             )
         except (OSError, LookupError, ValueError) as error:
             why = f"{view.folder}: {_why(error)}"
-            if "run.active" in kinds:
+            if EventKind.RUN_ACTIVE in kinds:
                 raise UnreadableRunError(
                     f"run {run_id} may go on at its sites, and this coordinator cannot lead it: {why}"
                 ) from error

@@ -106,6 +106,23 @@ def event_message(event: RecordedEvent) -> control_pb2.Event:
     )
 
 
+def event_from(message: control_pb2.Event) -> RecordedEvent:
+    """Return an event as the journal has it; without its detail where that is no object."""
+    try:
+        detail = json.loads(message.detail_json or "{}")
+    except ValueError:
+        detail = {}
+    return RecordedEvent(
+        sequence=message.sequence,
+        wall_s=message.wall_s,
+        run_id=message.run_id,
+        generation=message.generation,
+        kind=message.kind,
+        site=message.site,
+        detail=detail if isinstance(detail, dict) else {},
+    )
+
+
 def failure_from(
     message: control_pb2.Failure, reporter: str, sites: Iterable[str], now_s: float
 ) -> Failure:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.journaled_run import (
     JournaledRun,
     RecordedEvent,
@@ -164,7 +165,7 @@ class JournalReader:
         if not view.state.is_terminal and self.is_abandoned():
             last = self.events(run_id)[-1]
             detail = coordinator_lost(view)
-            view.apply(dataclasses.replace(last, kind="run.ended", site="", detail=detail))
+            view.apply(dataclasses.replace(last, kind=EventKind.RUN_ENDED, site="", detail=detail))
         return view
 
     def progress(self, run_id: str) -> dict[str, Any]:
@@ -321,7 +322,7 @@ class Journal(JournalReader):
             values = (wall_s, run_id, generation, kind, site, text)
             sequence = connection.execute(insert, values).lastrowid
             assert sequence is not None
-            if kind == "run.submitted":
+            if kind == EventKind.RUN_SUBMITTED:
                 run = (run_id, sequence)
                 connection.execute("INSERT INTO runs (run_id, submitted) VALUES (?, ?)", run)
         return _event_of((sequence, wall_s, run_id, generation, kind, site, text))
@@ -346,7 +347,7 @@ class Journal(JournalReader):
         """Mark an unfinished run as lost with the coordinator before this one."""
         view = self.view(run_id)
         self.append(
-            "run.ended",
+            EventKind.RUN_ENDED,
             wall_s=wall_s,
             generation=view.generation,
             run_id=run_id,

@@ -18,6 +18,7 @@ from typing import Any
 from isthmus.orchestrator.coordinator.journal import JournalError
 from isthmus.orchestrator.coordinator.replan_question import Drifted, Question
 from isthmus.orchestrator.core import replan_machine
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.replan_machine import (
     PlanAgain,
     PlanningFailed,
@@ -43,7 +44,7 @@ LINE_BYTES = 4 << 20
 log = logging.getLogger(__name__)
 
 Answer = SwitchPlanned | RelaunchPlanned | PlanningFailed
-Record = Callable[[str, str, dict[str, Any]], None]
+Record = Callable[[EventKind, str, dict[str, Any]], None]
 """Writes an event: kind, site, detail."""
 
 

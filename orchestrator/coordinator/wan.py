@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.topology.spec.world import Topology
 
 _EMULATED = "isthmus.orchestrator.emulator.run_wan"
@@ -55,7 +56,7 @@ class _Emulation(Protocol):
         folder: Path,
         *,
         handle: Callable[[run_events.Event], None],
-        record: Callable[[str, str, dict[str, Any]], None],
+        record: Callable[[EventKind, str, dict[str, Any]], None],
         add_metrics: Callable[[Iterable[Mapping[str, Any]]], None],
     ) -> Wan: ...
 

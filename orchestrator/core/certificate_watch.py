@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from isthmus.orchestrator.core.event_kinds import kind_named
 from isthmus.orchestrator.core.run_events import CertificateSeen, RecordEvent
 from isthmus.protos.identities import WARN_DAYS
 
@@ -46,7 +47,7 @@ def look(known: Certificate | None, seen: CertificateSeen) -> Iterator[RecordEve
         detail["note"] = f"the certificate {seen.name} ends in {words(seen.left_s)}: {cure}"
     elif known is not None and known.stage != VALID:
         detail["note"] = f"the certificate {seen.name} was renewed: it ends in {words(seen.left_s)}"
-    yield RecordEvent(f"{KIND}{stage}", seen.site or "", detail)
+    yield RecordEvent(kind_named(f"{KIND}{stage}"), seen.site or "", detail)
 
 
 def words(left_s: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.failures import FailureReports
 from isthmus.orchestrator.core.first_failure import first_failure
 from isthmus.orchestrator.core.known_run import KnownRun
@@ -52,7 +53,7 @@ class Departures:
             yield run_events.SendRelease(name)
             silence = self._contacts[name].absences.get(Absence.SILENT)
             if silence is not None:  # nobody waits for its lease
-                yield RecordEvent("site.gone", name, {"message": silence.why})
+                yield RecordEvent(EventKind.SITE_GONE, name, {"message": silence.why})
 
     # ------------------------------------------------------------ what operators want
 
@@ -65,7 +66,7 @@ class Departures:
     def drop(self, event: run_events.DropRequested) -> Iterator[Action]:
         """Note that a site is to take part no more, and that it is not started again."""
         site = self._record.members[event.site]
-        yield RecordEvent("site.drop_requested", site.name, {"message": event.message})
+        yield RecordEvent(EventKind.SITE_DROP_REQUESTED, site.name, {"message": event.message})
         if site.is_outside:
             yield from self.give_return_up(site, event.message)
 
@@ -73,7 +74,7 @@ class Departures:
         """Take a drop back that nobody has begun with."""
         if self._record.members[event.site] in self.awaited:
             note = f"site {event.site} is not dropped: {event.why}"
-            yield RecordEvent("site.drop_refused", event.site, {"note": note})
+            yield RecordEvent(EventKind.SITE_DROP_REFUSED, event.site, {"note": note})
 
     # ------------------------------------------------------------ who is not there any more
 
@@ -88,7 +89,7 @@ class Departures:
             )
         else:
             detail = {"round": event.round, "note": f"{ended}; the others go on without it"}
-            yield RecordEvent("site.ended_early", event.site, detail)
+            yield RecordEvent(EventKind.SITE_ENDED_EARLY, event.site, detail)
 
     def exclude(self, event: run_events.GoOnWithout, now_s: float) -> Iterator[Action]:
         """Go on without a site; what may be left there has to go."""
@@ -133,8 +134,8 @@ class Departures:
     def _let_go(self, site: Member, why: str, detail: dict[str, object]) -> Iterator[Action]:
         """Write down that a site is out, and end what is left: of one that is done, gateways."""
         has_processes, has_ended_early = site.may_have_processes, site.has_ended_early
-        kind = "site.let_go" if has_ended_early else "site.lost"
-        kind = "site.dropped" if site.is_dropped else kind
+        kind = EventKind.SITE_LET_GO if has_ended_early else EventKind.SITE_LOST
+        kind = EventKind.SITE_DROPPED if site.is_dropped else kind
         state = Stage.LOST if has_processes else site.stage
         yield RecordEvent(kind, site.name, {**detail, "state": state.name})
         if has_processes:
@@ -148,5 +149,5 @@ class Departures:
         if not site.is_returning or self._record.are_all_done:
             return
         note = f"site {site.name} takes part{' again' if site.has_taken_part else ''}"
-        yield RecordEvent("site.returned", site.name, {"round": event.round, "note": note})
+        yield RecordEvent(EventKind.SITE_RETURNED, site.name, {"round": event.round, "note": note})
         self._reports.regain(site.name)

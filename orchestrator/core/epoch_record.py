@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.members import Member
 from isthmus.topology.spec.epoch import Epoch, Finished, Handover, numbers_of
 from isthmus.topology.spec.json_fields import read_json, to_json
@@ -46,11 +47,11 @@ class EpochRecord:
     def apply(self, kind: str, detail: Mapping[str, Any], members: Mapping[str, Member]) -> None:
         """Take an event of the journal."""
         match kind:
-            case "epoch.proposed" | "epoch.entering":
+            case EventKind.EPOCH_PROPOSED | EventKind.EPOCH_ENTERING:
                 self.number, self.is_unfinished = int(detail["epoch"]), True
-            case "epoch.cancelled":
+            case EventKind.EPOCH_CANCELLED:
                 self.is_unfinished, self.cancelled = False, self.number
-            case "epoch.begun":
+            case EventKind.EPOCH_BEGUN:
                 self._begin(detail, members)
 
     def _begin(self, detail: Mapping[str, Any], members: Mapping[str, Member]) -> None:

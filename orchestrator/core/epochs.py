@@ -46,6 +46,7 @@ from isthmus.orchestrator.core.epoch_changes import (
     why_not,
 )
 from isthmus.orchestrator.core.epoch_record import detail_of
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.handovers import share_finished
 from isthmus.orchestrator.core.journaled_run import JournaledRun
 from isthmus.orchestrator.core.members import Contact
@@ -261,7 +262,7 @@ class Epochs:
 
     def _begin(self, detail: dict[str, object]) -> Iterator[Action]:
         """Have an epoch begin: from now on it is the latest."""
-        yield RecordEvent("epoch.begun", detail=detail)
+        yield RecordEvent(EventKind.EPOCH_BEGUN, detail=detail)
         self._presence.num_chances = 0
 
     def _want_rejoin(self, wanted: Rejoin) -> None:
@@ -374,7 +375,7 @@ class Epochs:
             self._presence.leave_out(name, why, now_s)
         self._proposal = None
         site, why = next(iter(refusing.items()))
-        yield RecordEvent("epoch.refused", site, {"epoch": proposal.number, "why": why})
+        yield RecordEvent(EventKind.EPOCH_REFUSED, site, {"epoch": proposal.number, "why": why})
 
     def _go_on_with(
         self, proposal: Proposal, change: Change, missing: Sequence[str], now_s: float
@@ -456,7 +457,7 @@ class Epochs:
             "lost": list(lost),
             "why": proposal.why(self._presence),
         }
-        yield RecordEvent("epoch.proposed", detail=detail)
+        yield RecordEvent(EventKind.EPOCH_PROPOSED, detail=detail)
         self._proposal = proposal
         for site in proposal.asked:
             yield proposal.pause(site)
@@ -493,7 +494,7 @@ class Epochs:
         must_keep_codecs: bool = False,
     ) -> Iterator[Action]:
         """Give up a change that nobody needs. Who was to leave, and cannot, is lost."""
-        yield RecordEvent("epoch.cancelled", site, {"epoch": proposal.number, "why": why})
+        yield RecordEvent(EventKind.EPOCH_CANCELLED, site, {"epoch": proposal.number, "why": why})
         self._proposal = None
         if isinstance(change, DropRequested):
             self._presence.leave_out(change.site, change.message, now_s, change)
@@ -552,7 +553,7 @@ class Epochs:
                 "wait for it once: its steps take as long as theirs, so it does not catch up "
                 "(site.sampler would let it)"
             )
-        yield RecordEvent("epoch.entering", change.site, detail)
+        yield RecordEvent(EventKind.EPOCH_ENTERING, change.site, detail)
         self._entry, self._proposal = entry, None
         for name in entry.asked:
             yield entry.resume(name)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.first_failure import first_failure
 from isthmus.orchestrator.core.members import Absence, Contact, Member, Stage
 from isthmus.orchestrator.core.policy import losable_failures
@@ -39,7 +40,7 @@ class Failures:
 
     def apply(self, kind: str, detail: Mapping[str, Any], at_s: float) -> None:
         """Take an event of the journal."""
-        if kind == "run.failing":
+        if kind == EventKind.RUN_FAILING:
             for name in detail["sites"]:
                 for loss in self.members[name].losses:
                     self.ending.fail(loss, at_s)
@@ -125,11 +126,13 @@ class FailureReports:
         members = self._record.members.values()
         lost = [site for site in members if site.losses and not site.is_outside]
         if lost:
-            yield RecordEvent("run.failing", detail={"sites": [site.name for site in lost]})
+            yield RecordEvent(EventKind.RUN_FAILING, detail={"sites": [site.name for site in lost]})
         for site in lost:
             is_silent = Absence.SILENT in self._contacts[site.name].absences
             if is_silent or site.stage is Stage.LOST:
-                yield RecordEvent("site.lost", site.name, {"message": site.losses[0].message})
+                yield RecordEvent(
+                    EventKind.SITE_LOST, site.name, {"message": site.losses[0].message}
+                )
 
     def _reported(
         self, failure: Failure, now_s: float, *, is_loss: bool, is_last: bool
@@ -139,4 +142,4 @@ class FailureReports:
         if stopped_s is not None and failure.at_s > stopped_s:  # it follows from that
             failure = replace(failure, is_collateral=True)
         told = {"age_s": now_s - failure.at_s, "is_loss": is_loss, "is_last": is_last}
-        return RecordEvent("failure.reported", failure.site, {**failure.to_json(), **told})
+        return RecordEvent(EventKind.FAILURE_REPORTED, failure.site, {**failure.to_json(), **told})

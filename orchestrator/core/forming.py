@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.known_run import KnownRun
 from isthmus.orchestrator.core.members import Member, Stage
 from isthmus.orchestrator.core.run_events import Action, Endpoint, RecordEvent
@@ -86,7 +87,7 @@ class Forming:
             yield from self.wan.ask_for_namespaces()
             return
         self.wan.await_others()
-        yield RecordEvent("run.preparing")
+        yield RecordEvent(EventKind.RUN_PREPARING)
         for site in self._present():
             self._contacts[site.name].is_told_to_stop = False
             yield run_events.SendPrepare(site.name, namespaces.get(site.name))
@@ -102,7 +103,7 @@ class Forming:
         """Start all sites, each with its own address book."""
         book = self.address_book()
         for site in [each for each in self._members.values() if each.stage is Stage.PREPARED]:
-            yield RecordEvent("site.starting", site.name)
+            yield RecordEvent(EventKind.SITE_STARTING, site.name)
             yield run_events.SendStart(site.name, book[site.name])
 
     def address_book(self) -> dict[str, tuple[Endpoint, ...]]:
@@ -122,7 +123,7 @@ class Forming:
         """Return the record that all begin again once a site that was lost is back."""
         left_s = max(0.0, self._deadline_s - now_s)
         note = f"{why}; all sites begin again if it is back within {left_s:.0f} s"
-        return RecordEvent("run.rolled_back", lost.name, {"message": why, "note": note})
+        return RecordEvent(EventKind.RUN_ROLLED_BACK, lost.name, {"message": why, "note": note})
 
     def why_late(self) -> tuple[str, str]:
         """Return the site that is furthest behind, if there is one such, and what is missing."""

@@ -10,21 +10,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from isthmus.orchestrator.core.certificate_watch import (
-    ENDING,
-    EXPIRED,
-    KIND,
-    LAST_DAY,
-    VALID,
-    Certificate,
-)
+from isthmus.orchestrator.core.certificate_watch import EXPIRED, KIND, Certificate
 from isthmus.orchestrator.core.epoch_record import EpochRecord
+from isthmus.orchestrator.core.event_kinds import (
+    STORAGE_FAILURES,
+    EventKind,
+    kind_named,
+    seen_of,
+    text_of,
+)
 from isthmus.orchestrator.core.failures import Failures
 from isthmus.orchestrator.core.first_failure import first_failure
 from isthmus.orchestrator.core.members import GONE, Member, Stage, Standing, Wish
 from isthmus.orchestrator.core.rank_reports import Progress
 from isthmus.orchestrator.core.run_events import (
-    STORAGE_NOTES,
     Endpoint,
     RunState,
     SiteState,
@@ -35,66 +34,20 @@ from isthmus.topology.spec.epoch import Epoch
 from isthmus.topology.spec.reduction_plan import ReductionPlan
 from isthmus.topology.spec.run_spec import CodedPlan
 
-_SITE_STATES = {
-    "site.joined": SiteState.JOINED,
-    "site.left": SiteState.ABSENT,
-    "run.rolled_back": SiteState.ABSENT,
-    "site.prepared": SiteState.PREPARED,
-    "site.starting": SiteState.STARTING,
-    "site.running": SiteState.RUNNING,
-    "site.ended": SiteState.ENDED,
-    "site.lost": SiteState.LOST,
-    "site.dropped": SiteState.DROPPED,
-    "site.let_go": SiteState.ENDED,
-    "site.returning": SiteState.RETURNING,
-    "site.returned": SiteState.RUNNING,
-}
-_NOTED = frozenset(
-    {
-        "wan.fallback",
-        "run.simulated",
-        "run.replanned",
-        "plan.relaunch",
-        "rank.stalled",
-        "data.same",
-        "buffers.differ",
-        "gradient.non_finite",
-        "site.stepped_alone",
-        "site.device_differs",
-        "site.trouble",
-        "site.lost",
-        "site.dropped",
-        "site.drop_refused",
-        "site.ended_early",
-        "epoch.entering",
-        "site.returning",
-        "site.returned",
-        "site.ended",
-        "checkpoint.written",
-        "checkpoint.failed",
-        "checkpoint.stays",
-        "state.failed",
-        "run.state_missing",
-        "run.rolled_back",
-        "run.waiting",
-        "run.went_on",
-        "run.stopping",
-        "run.ended",
-        "clock.stepped",
-        "folder.restored",
-        "exporter.trouble",
-        "certificates.list_refused",
-        *(f"{KIND}{stage}" for stage in (VALID, ENDING, LAST_DAY, EXPIRED)),
-    }
-)
-"""Kinds of events whose `note` people see beside the run's state."""
 _LOST = frozenset({SiteState.LOST, SiteState.DROPPED})
 _KEPT = frozenset({SiteState.ENDED, *_LOST})
 """An agent that comes or goes afterwards does not change what became of its site in this run."""
 
 _UP = frozenset({SiteState.PREPARED, SiteState.STARTING, SiteState.RUNNING, SiteState.RETURNING})
 """Something of the run is at the site."""
-_COMING_UP = frozenset({"site.joined", "site.prepared", "site.starting", "site.running"})
+_COMING_UP = frozenset(
+    {
+        EventKind.SITE_JOINED,
+        EventKind.SITE_PREPARED,
+        EventKind.SITE_STARTING,
+        EventKind.SITE_RUNNING,
+    }
+)
 """A site that is started again stays RETURNING until it takes part."""
 
 _NO_TREES = CodedPlan(ReductionPlan(0, (), ""), ())
@@ -114,6 +67,24 @@ class RecordedEvent:
     kind: str
     site: str
     detail: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """A line for people."""
+        return text_of(self.kind, self.site, self.detail, self.run_id)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what --json and the API show."""
+        return {
+            "sequence": self.sequence,
+            "wall_s": self.wall_s,
+            "run_id": self.run_id,
+            "generation": self.generation,
+            "kind": self.kind,
+            "site": self.site,
+            "text": self.text,
+            "detail": dict(self.detail),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,7 +265,7 @@ class JournaledRun:
                 (site.expired.add if stage == EXPIRED else site.expired.discard)(name)
 
     def _note(self, event: RecordedEvent) -> None:
-        if event.kind not in _NOTED or "note" not in event.detail:
+        if not seen_of(event.kind).is_note or "note" not in event.detail:
             return
         note = Note(
             sequence=event.sequence,
@@ -304,22 +275,24 @@ class JournaledRun:
             text=event.detail["note"],
         )
         kept = list(self.noted)
-        if event.kind == "checkpoint.written":  # only the latest: they crowd out what is rarer
+        if (
+            event.kind == EventKind.CHECKPOINT_WRITTEN
+        ):  # only the latest: they crowd out what is rarer
             kept = [each for each in kept if each.kind != event.kind]
         self.noted = (*kept, note)[-MAX_NOTES:]
 
     def _apply_to_run(self, event: RecordedEvent, at_s: float) -> None:
         detail, progress = event.detail, self.progress
         match event.kind:
-            case "run.submitted":
+            case EventKind.RUN_SUBMITTED:
                 self.about, self.generation = detail, event.generation
                 self.created_wall_s = event.wall_s
                 self._begin_with(detail["sites"])
                 if detail.get("is_queued"):
                     self.state = RunState.QUEUED
-            case "run.dequeued":
+            case EventKind.RUN_DEQUEUED:
                 self.state, self.generation = RunState.FORMING, event.generation
-            case "run.preparing":
+            case EventKind.RUN_PREPARING:
                 for site in self.members.values():
                     if not site.is_outside and self.is_rolling_back:
                         site.begin_again()
@@ -327,33 +300,35 @@ class JournaledRun:
                         site.stage = Stage.PREPARING
                 self.has_begun_again |= self.is_rolling_back
                 self.is_rolling_back = False
-            case "run.active":
+            case EventKind.RUN_ACTIVE:
                 self.state, self.active_s = RunState.ACTIVE, at_s
                 self.failures.is_active = True
                 for site in self.members.values():
                     if site.stage in GONE and not (site.is_successful or site.gone):
                         losses = site.losses
                         site.gone = first_failure(losses).reason if losses else "it has ended"
-            case "run.state_offered":
+            case EventKind.RUN_STATE_OFFERED:
                 progress.has_state = True
-            case "run.first_step":
+            case EventKind.RUN_FIRST_STEP:
                 progress.has_steps = progress.may_lose = True
-            case "checkpoint.written":
+            case EventKind.CHECKPOINT_WRITTEN:
                 progress.saved_step = max(progress.saved_step, detail["step"])
-            case kind if kind in STORAGE_NOTES:
-                failed = StorageFailed(kind, event.site, detail["step"], detail["reason"])
+            case kind if kind in STORAGE_FAILURES:
+                failed = StorageFailed(
+                    kind_named(kind), event.site, detail["step"], detail["reason"]
+                )
                 progress.note_unsaved(failed)
-            case "failure.reported" | "run.failing":
+            case EventKind.FAILURE_REPORTED | EventKind.RUN_FAILING:
                 self.failures.apply(event.kind, detail, at_s)
-            case "epoch.begun":
+            case EventKind.EPOCH_BEGUN:
                 self._begin_epoch(detail)
-            case "epoch.proposed" | "epoch.entering" | "epoch.cancelled":
+            case EventKind.EPOCH_PROPOSED | EventKind.EPOCH_ENTERING | EventKind.EPOCH_CANCELLED:
                 self.epochs.apply(event.kind, detail, self.members)
-            case "run.cancel_requested":
+            case EventKind.RUN_CANCEL_REQUESTED:
                 self.failures.ending.cancel(detail["message"])
-            case "run.stopping":
+            case EventKind.RUN_STOPPING:
                 self._stop(str(detail["reason"]), at_s)
-            case "run.ended":
+            case EventKind.RUN_ENDED:
                 self.end, self.state = detail, RunState(detail["state"])
                 self.ended_wall_s, self.failures.is_active = event.wall_s, False
                 if self.failures.ending.stopped_s is None:
@@ -365,7 +340,7 @@ class JournaledRun:
     def _begin_epoch(self, detail: Mapping[str, Any]) -> None:
         for name in detail.get("leaves", ()):
             self.members[name].become_leaving()
-        self.epochs.apply("epoch.begun", detail, self.members)
+        self.epochs.apply(EventKind.EPOCH_BEGUN, detail, self.members)
 
     def _stop(self, reason: str, at_s: float) -> None:
         """All sites were told to stop: perhaps for what had befallen some of them."""
@@ -376,13 +351,16 @@ class JournaledRun:
         ending.stopped_s = at_s
 
     def _show_site(self, site: SiteView, event: RecordedEvent) -> None:
-        state = _SITE_STATES.get(event.kind)
+        state = seen_of(event.kind).site
         if state is None:
             return
-        if event.kind == "site.joined":
+        if event.kind == EventKind.SITE_JOINED:
             site.host = event.detail["host"]
-        is_final = site.state in _KEPT and event.kind in {"site.joined", "site.left"}
-        is_final |= site.state in _LOST and event.kind == "site.ended"
+        is_final = site.state in _KEPT and event.kind in {
+            EventKind.SITE_JOINED,
+            EventKind.SITE_LEFT,
+        }
+        is_final |= site.state in _LOST and event.kind == EventKind.SITE_ENDED
         is_final |= site.state is SiteState.RETURNING and event.kind in _COMING_UP
         if not is_final:
             site.state = state
@@ -390,13 +368,13 @@ class JournaledRun:
     def _apply_to_site(self, site: Member, event: RecordedEvent, at_s: float) -> None:
         detail = event.detail
         match event.kind:
-            case "site.joined" if site.stage is Stage.ABSENT:
+            case EventKind.SITE_JOINED if site.stage is Stage.ABSENT:
                 site.stage = Stage.JOINED
-            case "site.joined":
+            case EventKind.SITE_JOINED:
                 site.stage = Stage.LOST
                 if self.failures.is_going_on and not site.is_outside:
                     site.losses.clear()  # it was only silent
-            case "agent.returned":
+            case EventKind.AGENT_RETURNED:
                 has_run = detail.get("has_run", True)
                 is_gone = not has_run and site.stage not in {Stage.JOINED, Stage.PREPARING}
                 if site.is_outside and (is_gone or not site.is_returning):
@@ -404,39 +382,39 @@ class JournaledRun:
                     site.become_outside_again()
                 elif self.failures.is_going_on:
                     site.losses.clear()  # it was only silent
-            case "site.left":
+            case EventKind.SITE_LEFT:
                 site.become_outside_again()
                 site.stage = Stage.ABSENT if site.stage is Stage.JOINED else site.stage
-            case "site.silent":
+            case EventKind.SITE_SILENT:
                 if site.stage is not Stage.RUNNING:
                     site.become_outside_again()
-            case "site.stepped":
+            case EventKind.SITE_STEPPED:
                 self.progress.stepped.add(site.name)
                 self.progress.has_steps = True
-            case "site.prepared":
+            case EventKind.SITE_PREPARED:
                 site.stage = Stage.PREPARED
                 places = (each.rpartition(":") for each in detail["gateways"])
                 site.endpoints = tuple(
                     Endpoint(site.name, number, host, int(port))
                     for number, (host, _, port) in enumerate(places)
                 )
-            case "site.starting":
+            case EventKind.SITE_STARTING:
                 site.stage = Stage.STARTING
-            case "site.running":
+            case EventKind.SITE_RUNNING:
                 site.stage = Stage.RUNNING
                 if site.is_returning and site.name not in self.epochs.epoch.members:
                     site.begin_anew()
-            case "site.done":
+            case EventKind.SITE_DONE:
                 site.last_round = int(detail.get("round", -1))
                 self.progress.stepped.add(site.name)
-            case "site.returning":
+            case EventKind.SITE_RETURNING:
                 site.become_outside()
                 site.become_returning(at_s)
                 self.epochs.lost.pop(site.name, None)
-            case "run.rolled_back":
+            case EventKind.RUN_ROLLED_BACK:
                 site.stage, self.is_rolling_back = Stage.LOST, True
                 site.restarts.at_s.append(at_s)
-            case "site.ended":
+            case EventKind.SITE_ENDED:
                 site.stage = Stage.ENDED
                 site.become_outside_again()
                 site.is_successful = bool(detail["succeeded"])
@@ -445,17 +423,22 @@ class JournaledRun:
                 elif site.name not in self.epochs.epoch.members:
                     self.epochs.leaving.discard(site.name)
                     site.gone = site.gone or "it has left"
-            case "site.drop_requested":
+            case EventKind.SITE_DROP_REQUESTED:
                 site.wish, site.why_dropped = Wish.OUT, str(detail["message"])
-            case "site.add_requested":
+            case EventKind.SITE_ADD_REQUESTED:
                 site.wish = Wish.IN
-            case "site.drop_refused":
+            case EventKind.SITE_DROP_REFUSED:
                 site.wish = Wish.NONE
-            case "site.returned":
+            case EventKind.SITE_RETURNED:
                 site.become_taking_part()
-            case "site.ended_early":
+            case EventKind.SITE_ENDED_EARLY:
                 site.has_ended_early = True
-            case "site.lost" | "site.gone" | "site.dropped" | "site.let_go":
+            case (
+                EventKind.SITE_LOST
+                | EventKind.SITE_GONE
+                | EventKind.SITE_DROPPED
+                | EventKind.SITE_LET_GO
+            ):
                 self._lose(site, event)
 
     def _lose(self, site: Member, event: RecordedEvent) -> None:
@@ -465,7 +448,7 @@ class JournaledRun:
         if detail.get("is_out"):
             site.become_outside()
             site.why_out = why
-        if event.kind != "site.gone":
+        if event.kind != EventKind.SITE_GONE:
             self.epochs.leaving.discard(site.name)
             self.epochs.lost.pop(site.name, None)
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.run_events import RecordEvent
 
 
@@ -147,7 +148,7 @@ def _mended(
         return Quorum(Reason.WAIT, outage=replace(outage, mended_s=mended_s))
     for_s = now_s - outage.since_s
     note = f"the run goes on after an outage of {for_s:.3g} s"
-    went_on = RecordEvent("run.went_on", detail={"note": note, "for_s": for_s})
+    went_on = RecordEvent(EventKind.RUN_WENT_ON, detail={"note": note, "for_s": for_s})
     return Quorum(Reason.GO_ON, best, note=went_on)
 
 
@@ -165,7 +166,9 @@ def _wait(
     )
     since_s = outage.since_s if is_alone or outage.back_s is None else outage.back_s
     wait_s = limits.alone_s if is_alone else limits.ride_out_s
-    note = RecordEvent("run.waiting", detail={"note": f"{why}: waiting for up to {wait_s:g} s"})
+    note = RecordEvent(
+        EventKind.RUN_WAITING, detail={"note": f"{why}: waiting for up to {wait_s:g} s"}
+    )
     return outage, note if known is None or is_back else None, now_s >= since_s + wait_s
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.buffer_comparison import BufferComparison
+from isthmus.orchestrator.core.event_kinds import EventKind, text_of
 from isthmus.orchestrator.core.members import Member
 from isthmus.orchestrator.core.non_finite_watch import NonFiniteWatch, NotFinite
 from isthmus.orchestrator.core.parameter_digests import Difference, DigestComparison
-from isthmus.orchestrator.core.run_events import STORAGE_NOTES, RecordEvent, StorageFailed
+from isthmus.orchestrator.core.run_events import RecordEvent, StorageFailed
 from isthmus.orchestrator.core.same_data import SAME_INPUTS, SameDataWatch
 from isthmus.orchestrator.core.stall_watch import StallWatch
 from isthmus.orchestrator.core.step_comparison import StepComparison, StepEnd
@@ -52,7 +53,7 @@ class Progress:
 
     def note_unsaved(self, failed: StorageFailed) -> bool:
         """Remember a failure on storage; return whether it is of a kind that is not known yet."""
-        if failed.kind == run_events.NO_CHECKPOINT:
+        if failed.kind == EventKind.CHECKPOINT_FAILED:
             self.unsaved = failed
         known = self.storage_failures.setdefault(failed.kind, set())
         kind = failed.site, re.sub(r"\d+", "", failed.reason)  # without steps and ranks
@@ -160,12 +161,12 @@ class RankReports:
             case run_events.BuffersReported() if not is_out:
                 note = self._buffers.report(event.site, event.step, event.hashes)
                 detail = {"note": note, "step": event.step}
-                return [RecordEvent("buffers.differ", detail=detail)] if note else []
+                return [RecordEvent(EventKind.BUFFERS_DIFFER, detail=detail)] if note else []
             case run_events.NonFiniteReported():
                 return self._take_non_finite(event, now_s)
             case run_events.StateOffered():
                 is_first, self._progress.has_state = not self._progress.has_state, True
-                return [RecordEvent("run.state_offered")] if is_first else []
+                return [RecordEvent(EventKind.RUN_STATE_OFFERED)] if is_first else []
             case run_events.CheckpointWritten():
                 return self._take_checkpoint(event)
             case run_events.StorageFailed():
@@ -200,7 +201,7 @@ class RankReports:
             return []
         if found.times > 1:
             return [_failed("SAME_DATA", str(found), now_s)]
-        return [RecordEvent("data.same", detail={"note": str(found), "step": found.step})]
+        return [RecordEvent(EventKind.DATA_SAME, detail={"note": str(found), "step": found.step})]
 
     def _take_inputs(self, event: run_events.GradientReported) -> list[RecordEvent | Failure]:
         """Note sites whose inputs were the same in some steps. Their targets may be others."""
@@ -213,7 +214,7 @@ class RankReports:
             "divide the data by site.sampler(dataset), or by site.global_rank and "
             "site.global_world_size"
         )
-        return [RecordEvent("data.same", detail={"note": note, "step": event.step})]
+        return [RecordEvent(EventKind.DATA_SAME, detail={"note": note, "step": event.step})]
 
     def _take_site_sampler(self, event: run_events.SiteSampled) -> list[RecordEvent]:
         """Note sites that divide the same data over their own ranks, as far as its length says."""
@@ -228,7 +229,7 @@ class RankReports:
             "give it num_replicas=site.global_world_size and rank=site.global_rank, or use "
             "site.sampler(dataset)"
         )
-        return [RecordEvent("data.same", detail={"note": note})]
+        return [RecordEvent(EventKind.DATA_SAME, detail={"note": note})]
 
     def _take_sampler(self, event: run_events.SamplerMade, now_s: float) -> list[Failure]:
         """Fail the run where a rank hands out samples of other data than the first one."""
@@ -284,7 +285,7 @@ class RankReports:
                 rank=rank.rank,
                 log_path=rank.stack_path,
             )
-            found.append((RecordEvent("rank.stalled", site, detail), failure))
+            found.append((RecordEvent(EventKind.RANK_STALLED, site, detail), failure))
         return found
 
     def _take_checkpoint(self, event: run_events.CheckpointWritten) -> list[RecordEvent]:
@@ -294,22 +295,24 @@ class RankReports:
         self._progress.saved_step = event.step
         note = f"checkpoint of step {event.step} is written"
         detail = {"step": event.step, "note": note}
-        return [RecordEvent("checkpoint.written", event.site, detail)]
+        return [RecordEvent(EventKind.CHECKPOINT_WRITTEN, event.site, detail)]
 
     def _take_storage(self, event: StorageFailed) -> list[RecordEvent]:
         """Note what was not written, or not removed, of each kind once; nothing ends for it."""
         if not self._progress.note_unsaved(event):
             return []
-        note = STORAGE_NOTES[event.kind].format(step=event.step, site=event.site)
-        detail = {"step": event.step, "reason": event.reason, "note": f"{note}: {event.reason}"}
-        return [RecordEvent(event.kind, event.site, detail)]
+        detail = {"step": event.step, "reason": event.reason}
+        note = text_of(event.kind, event.site, detail)
+        return [RecordEvent(event.kind, event.site, {**detail, "note": note})]
 
 
 def _noted(found: NotFinite | None) -> list[RecordEvent]:
     if found is None:
         return []
     detail = {"step": found.step, "rank": found.rank, "tensor": found.tensor, "note": found.note}
-    return [RecordEvent("gradient.non_finite", found.site if found.rank >= 0 else "", detail)]
+    return [
+        RecordEvent(EventKind.GRADIENT_NON_FINITE, found.site if found.rank >= 0 else "", detail)
+    ]
 
 
 def _failed(code: str, message: str, now_s: float) -> Failure:

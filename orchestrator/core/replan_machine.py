@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.link_watch import LinkChange, LinkWatch
 from isthmus.orchestrator.core.reach import Pair
 from isthmus.orchestrator.core.run_events import EpochBegun, RecordEvent, TreesEnded, TreesWanted
@@ -191,7 +192,7 @@ class ReplanMachine:
         self._figures = self._watch.figures()
         recorded = [
             RecordEvent(
-                "link.forgotten" if each.is_forgotten else "link.drifted",
+                EventKind.LINK_FORGOTTEN if each.is_forgotten else EventKind.LINK_DRIFTED,
                 detail={"note": str(each), **each.to_json()},
             )
             for each in causes
@@ -252,7 +253,7 @@ class ReplanMachine:
             f"instead of {_time(present_s)}"
         )
         detail = {"note": note, "step_s": planned.step_s, "present_s": present_s}
-        return [RecordEvent("plan.relaunch", detail=detail)]
+        return [RecordEvent(EventKind.PLAN_RELAUNCH, detail=detail)]
 
     # ------------------------------------------------------------ switching
 
@@ -298,12 +299,12 @@ class ReplanMachine:
             "after_s": planned.after_s,
             "links": [each.to_json() for each in cause.links],
         }
-        return RecordEvent("run.replanned", detail=detail)
+        return RecordEvent(EventKind.RUN_REPLANNED, detail=detail)
 
 
 def _kept(detail: Mapping[str, object]) -> RecordEvent:
     note = f"the plan is kept: {detail['why']}"
-    return RecordEvent("plan.kept", detail={"note": note, **detail})
+    return RecordEvent(EventKind.PLAN_KEPT, detail={"note": note, **detail})
 
 
 def _named(planned: SwitchPlanned) -> str:

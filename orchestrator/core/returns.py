@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.forming import Forming
 from isthmus.orchestrator.core.known_run import KnownRun
 from isthmus.orchestrator.core.members import Member, Stage, Standing
@@ -98,7 +99,7 @@ class Returns:
             is_due = is_restart_due(site, rules, now_s, has_agent=contact.has_agent)
             if is_due and name not in being_let_in:
                 note = f"site {name} is started{' again' if site.has_taken_part else ''}"
-                yield RecordEvent("site.returning", name, {"note": note})
+                yield RecordEvent(EventKind.SITE_RETURNING, name, {"note": note})
                 contact.is_told_to_stop = False
                 yield self.prepare(site)
 
@@ -109,7 +110,7 @@ class Returns:
 
     def _start(self, site: Member) -> Iterator[Action]:
         """Start the ranks of a site, and lead others to it that come back as well."""
-        yield RecordEvent("site.starting", site.name)
+        yield RecordEvent(EventKind.SITE_STARTING, site.name)
         book = self._forming.address_book()
         started = {Stage.STARTING, Stage.RUNNING}
         everybody = self._members.values()

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from isthmus.orchestrator.core import certificate_watch, run_events
 from isthmus.orchestrator.core.departures import Departures
 from isthmus.orchestrator.core.epochs import EpochRules, Epochs
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.failures import FailureReports
 from isthmus.orchestrator.core.forming import Forming
 from isthmus.orchestrator.core.journaled_run import JournaledRun
@@ -256,7 +257,7 @@ class Run:
             case run_events.SiteReturned():
                 yield from sites.returned(event)
             case run_events.SessionBroken():
-                yield RecordEvent("session.broken", event.site, {"message": event.message})
+                yield RecordEvent(EventKind.SESSION_BROKEN, event.site, {"message": event.message})
             case run_events.SessionResumed():
                 yield from sites.resumed(event)
             case run_events.AgentEnded():
@@ -284,15 +285,15 @@ class Run:
                     "LAUNCH_FAILED", message, now_s, log_path=event.log_path
                 )
             case run_events.CancelRequested() if not ending.has_begun:
-                yield RecordEvent("run.cancel_requested", detail={"message": event.message})
+                yield RecordEvent(EventKind.RUN_CANCEL_REQUESTED, detail={"message": event.message})
             case run_events.DropRequested():
                 yield from self._departures.drop(event)
             case run_events.AddRequested():
-                yield RecordEvent("site.add_requested", event.site)
+                yield RecordEvent(EventKind.SITE_ADD_REQUESTED, event.site)
             case run_events.EpochEntered():
                 behind = {"behind": event.behind} if event.behind else {}
                 detail = {"epoch": event.epoch, "round": event.round, **behind}
-                yield RecordEvent("site.resumed", event.by, detail)
+                yield RecordEvent(EventKind.SITE_RESUMED, event.by, detail)
             case run_events.StallReported() if not ending.has_begun:
                 yield from self._stalled(event, now_s)
             case run_events.StepTaken():
@@ -325,13 +326,13 @@ class Run:
         if event.site in progress.stepped:
             return
         is_first = not progress.has_steps
-        yield RecordEvent("site.stepped", event.site)
+        yield RecordEvent(EventKind.SITE_STEPPED, event.site)
         outside = [site for site in members if site.is_outside and not site.is_new]
         awaited = [site.name for site in outside if not site.has_ended_early]
         awaited += [site.name for site in members if site.is_new and site.wish is Wish.IN]
         if is_first and progress.lacks_state and awaited:
             note = f"not started: {', '.join(awaited)}: {self._returns.problem}"
-            yield RecordEvent("run.state_missing", detail={"note": note})
+            yield RecordEvent(EventKind.RUN_STATE_MISSING, detail={"note": note})
 
     def _stalled(self, event: run_events.StallReported, now_s: float) -> Iterator[Action]:
         """Stop a site of which a rank hangs while others wait: others go on once it has ended."""
@@ -418,13 +419,13 @@ class Run:
         if was_rolling_back and not record.is_rolling_back:
             self._reports.begin_again(self._outside)
         if not record.is_rolling_back and self._forming.is_up:
-            yield RecordEvent("run.active")
+            yield RecordEvent(EventKind.RUN_ACTIVE)
 
     def _note_first_step(self) -> Iterator[Action]:
         """Note once that all who take part have taken a step."""
         present = {site.name for site in self._record.present}
         if not self._may_lose and self.is_going_on and present <= self._record.progress.stepped:
-            yield RecordEvent("run.first_step")
+            yield RecordEvent(EventKind.RUN_FIRST_STEP)
 
     def _bring_back(self, now_s: float) -> Iterator[Action]:
         """Start sites again that were lost, where nothing of the run is left there."""
@@ -455,7 +456,7 @@ class Run:
             return
         reason = ending.verdict.reason
         detail = {"reason": reason, "note": f"all sites are stopped: {reason}"}
-        yield RecordEvent("run.stopping", detail=detail)
+        yield RecordEvent(EventKind.RUN_STOPPING, detail=detail)
         for name in self.awaited:
             yield self._departures.stop(self.members[name], reason)
 
@@ -483,7 +484,7 @@ class Run:
         if remaining and not self._is_confirmed(now_s):
             return
         for name in remaining:
-            yield RecordEvent("site.unconfirmed", name)
+            yield RecordEvent(EventKind.SITE_UNCONFIRMED, name)
         yield from self._finish(ending.verdict, now_s)
 
     def _is_confirmed(self, now_s: float) -> bool:
@@ -514,5 +515,5 @@ class Run:
         }
         if note := note_of_missing(list(self.members.values())):
             detail["note"] = note
-        yield RecordEvent("run.ended", detail=detail)
+        yield RecordEvent(EventKind.RUN_ENDED, detail=detail)
         yield run_events.FinishRun(verdict.state, verdict.code, verdict.reason, failure)

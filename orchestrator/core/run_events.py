@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from isthmus.orchestrator.core.stall_watch import AbsentRank
 from isthmus.protos.failure import Failure
 from isthmus.topology.spec.epoch import Epoch, Finished, Handover
 from isthmus.topology.spec.run_spec import CodedPlan
+
+if TYPE_CHECKING:
+    from isthmus.orchestrator.core.event_kinds import EventKind
 
 
 class RunState(StrEnum):
@@ -304,7 +308,7 @@ class SiteFetching:
 class SiteNoted:
     """Something that people should know of a site while the run goes on."""
 
-    kind: str
+    kind: EventKind
     """The kind of event that the journal gets."""
     site: str
     note: str
@@ -336,20 +340,11 @@ class CheckpointWritten:
 class StorageFailed:
     """A site could not write, or remove, something in storage. Training goes on."""
 
-    kind: str
-    """The kind of event that the journal gets: a key of `STORAGE_NOTES`."""
+    kind: EventKind
+    """The kind of event that the journal gets: one of STORAGE_FAILURES."""
     site: str
     step: int
     reason: str
-
-
-NO_CHECKPOINT, CHECKPOINT_STAYS, NO_STATE = "checkpoint.failed", "checkpoint.stays", "state.failed"
-STORAGE_NOTES = {
-    NO_CHECKPOINT: "checkpoint of step {step} failed at site {site}",
-    CHECKPOINT_STAYS: "checkpoint of step {step} cannot be removed at site {site}",
-    NO_STATE: "site {site} could not write its state for a site that comes back",
-}
-"""What people are told of each kind of failure on storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -684,7 +679,7 @@ class TreesEnded:
 class RecordEvent:
     """Write a line into the journal; orchestrator/core/journaled_run.py reads it again."""
 
-    kind: str
+    kind: EventKind
     site: str = ""
     detail: Mapping[str, object] = field(default_factory=dict)
 

@@ -6,15 +6,14 @@ the run: a curve of losses keeps every second point once it is full.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
+from isthmus.orchestrator.core.link_totals import LinkTotals
 from isthmus.orchestrator.core.model_flops import Done, Mfu, ModelFlops, ModelReport
 from isthmus.orchestrator.core.noise_scale import NoiseScale
 from isthmus.orchestrator.core.slow_ranks import SlowRanks
@@ -39,7 +38,6 @@ PARTS = {
 }
 """What a step's time is split into, and what people call it: they add up."""
 _TIMES = (*PARTS, metrics.HIDDEN_INTER_S, metrics.ENCODE_S, metrics.DECODE_S)
-_SUMMED = (metrics.SENT_BYTES, metrics.RAW_BYTES, metrics.SENT_FRAMES, metrics.LIMITED_BYTES)
 
 
 @dataclass(slots=True)
@@ -59,19 +57,6 @@ class SiteMetrics:
     times_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_TIMES, 0.0))
     """Sums over the run, by the names of protos/metrics.py: the step's parts, and what is beside
     them."""
-
-
-class CountedSites:
-    """Which sites counted at a moment, by what the journal has of a run."""
-
-    def __init__(self, recorded: Sequence[RecordedEvent]) -> None:
-        self._view, self._left = JournaledRun(""), deque(recorded)
-
-    def at(self, wall_s: float) -> frozenset[str]:
-        """Return the sites that counted then; empty: not known. Moments come in order."""
-        while self._left and self._left[0].wall_s <= wall_s:
-            self._view.apply(self._left.popleft())
-        return self._view.counted
 
 
 def read_back(values: Mapping[str, Any]) -> dict[str, float]:
@@ -131,10 +116,7 @@ class RunMetrics:
         self.last_step = 0
         self._open: dict[int, _OpenStep] = {}
         self._loss_stride = 1
-        self._by_process: dict[tuple[str, str], dict[str, dict[str, Mapping[str, float]]]] = {}
-        """The last totals of each link: by gateway, and by the process that has counted."""
-        self._links: dict[tuple[str, str], dict[str, float]] = {}
-        """As `link` made them last, of those that have not changed since."""
+        self._links = LinkTotals()
         self._evaluated_step = -1
 
     def add(
@@ -167,13 +149,8 @@ class RunMetrics:
             self._add_compared(step, values)
         elif kind == metrics.RANKS:
             self._slow_ranks.add(site, step, values, labels)
-        elif kind == metrics.LINK and labels.get("source") == site:
-            pair = (site, labels.get("target", ""))
-            of_gateway = self._by_process.setdefault(pair, {}).setdefault(
-                labels.get("gateway", ""), {}
-            )
-            of_gateway[labels.get(metrics.PROCESS, "")] = values
-            self._links.pop(pair, None)
+        elif kind == metrics.LINK:
+            self._links.add(site, values, labels)
         return True
 
     def _add_compared(self, step: int, values: Mapping[str, float]) -> None:
@@ -200,42 +177,14 @@ class RunMetrics:
             if step in self._open and self._open[step].sites >= members:
                 self._keep_loss(step)
 
-    def recall(
-        self, records: Iterable[Mapping[str, Any]], recorded: Sequence[RecordedEvent]
-    ) -> None:
-        """Take what an earlier coordinator was told, each with the sites that took part then.
-
-        `records` are the lines of metrics.jsonl, and `recorded` is all that the journal has of the
-        run; both have the wall clock.
-
-        Raises:
-            LookupError, TypeError: a line is none of ours.
-        """
-        counted = CountedSites(recorded)
-        for each in records:
-            self.count(counted.at(each["wall_s"]))
-            if each["site"] in self.sites:
-                values = read_back(each["values"])
-                self.add(each["site"], each["kind"], each["step"], values, each["labels"])
-
     @property
     def links(self) -> dict[tuple[str, str], dict[str, float]]:
-        """What each directed link has carried over the run, by all gateways that share it.
-
-        Sums over the processes of each gateway, for one that starts again counts from 0. Nobody may
-        change them.
-        """
-        return {pair: self.link(pair) for pair in self._by_process}
+        """What each directed link has carried over the run. Nobody may change them."""
+        return self._links.all()
 
     def link(self, pair: tuple[str, str]) -> dict[str, float]:
         """Return the same of one link that has been measured."""
-        found = self._links.get(pair)
-        if found is None:
-            by_gateway = self._by_process[pair].values()
-            found = self._links[pair] = _added(
-                [_in_turn([*by_process.values()]) for by_process in by_gateway], max
-            )
-        return found
+        return self._links.of(pair)
 
     def mfu(self, *sites: str) -> Mfu | None:
         """Return the MFU of sites over the run, by default of all that have taken a step."""
@@ -343,8 +292,8 @@ class RunMetrics:
         return {
             "totals": self.totals(),
             "loss_curve": self.curve(),
-            "slow": _slow(slow[0]) if slow else None,
-            "slow_ranks": [_slow(each) for each in slow_ranks[:MAX_SLOW_RANKS]],
+            "slow": slow_json(slow[0]) if slow else None,
+            "slow_ranks": [slow_json(each) for each in slow_ranks[:MAX_SLOW_RANKS]],
             "sites": {
                 name: {"step": site.step, "latest": {**site.latest, **self._latest_mfu(name)}}
                 for name, site in self.sites.items()
@@ -409,84 +358,8 @@ class RunMetrics:
             self._loss_stride *= 2
 
 
-def _in_turn(processes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return what one gateway has sent over a link, in one process after another."""
-    link = _added(processes, sum)
-    link.pop(metrics.IDLE_RTT_S, None)
-    if metrics.IDLE_RTT_S in processes[-1]:
-        link[metrics.IDLE_RTT_S] = processes[-1][metrics.IDLE_RTT_S]
-    return link
-
-
-def _added(
-    parts: Sequence[Mapping[str, float]], times: Callable[[Iterable[float]], float]
-) -> dict[str, float]:
-    """Return the totals of a link from its parts; `times` is `max` if these send at once."""
-    link = {name: sum(each.get(name, 0.0) for each in parts) for name in _SUMMED}
-    for name in (metrics.BUSY_S, metrics.LIMITED_S):
-        link[name] = times(each.get(name, 0.0) for each in parts)
-    if link[metrics.BUSY_S] > 0:
-        link[metrics.THROUGHPUT_BYTES_PER_S] = link[metrics.SENT_BYTES] / link[metrics.BUSY_S]
-    for name in (metrics.RTT_S, metrics.IDLE_RTT_S):
-        rtts_s = [each[name] for each in parts if name in each]
-        if rtts_s:
-            link[name] = min(rtts_s)
-    return link
-
-
-def summarise(
-    view: JournaledRun, measured: RunMetrics, *, active_s: float, verified_steps: int
-) -> dict[str, Any]:
-    """Return a run's summary as JSON values; what was not measured is null.
-
-    Tokens a second are over the time that steps took, of the slowest site for the run as a whole.
-    """
-    totals, sites = measured.totals(), measured.sites.values()
-    sent_bytes, raw_bytes = totals[metrics.WIRE_BYTES], totals[metrics.RAW_BYTES]
-    return {
-        "run_id": view.run_id,
-        "state": view.state.value,
-        "reason_code": view.reason_code,
-        "reason": view.reason,
-        "notes": view.notes,
-        "noted": [dataclasses.asdict(each) for each in view.noted],
-        "steps": measured.last_step,
-        "verified_steps": verified_steps,
-        "losses": [[step, loss] for step, loss in measured.losses],
-        "held_out_loss": measured.held_out_loss,
-        "unigram_entropy": measured.unigram_entropy,
-        "tokens": totals[metrics.TOKENS],
-        "counts_tokens": measured.counts_tokens,
-        "tokens_per_s": _rate(totals[metrics.TOKENS], max(site.step_s for site in sites)),
-        **_mfu(measured.mfu()),
-        "noise_scale": totals.get(metrics.NOISE_SCALE),
-        "compared_gradients": {
-            "steps": int(totals.get(metrics.COMPARED_STEPS, 0)),
-            "ranks": int(totals.get(metrics.COMPARED_RANKS, 0)),
-            "total_s": totals.get(metrics.COMPARED_S, 0.0),
-        },
-        "slow_sites": [_slow(each) for each in measured.slow],
-        "slow_ranks": [_slow(each) for each in measured.slow_ranks],
-        "codec": view.codec,
-        "step_s": totals.get(metrics.STEP_S),
-        "active_s": active_s,
-        "time_split": _time_split(measured),
-        "sites": [
-            {
-                "site": name,
-                "steps": site.num_steps,
-                "tokens": site.tokens,
-                "tokens_per_s": _rate(site.tokens, site.step_s),
-                **_mfu(measured.mfu(name)),
-            }
-            for name, site in measured.sites.items()
-        ],
-        "links": [_link(configured, measured) for configured in view.links],
-        "compression_ratio": raw_bytes / sent_bytes if sent_bytes else None,
-    }
-
-
-def _slow(period: SlowPeriod) -> dict[str, Any]:
+def slow_json(period: SlowPeriod) -> dict[str, Any]:
+    """Return a period as JSON values."""
     return {
         "site": period.site,
         "since_step": period.since_step,
@@ -501,40 +374,3 @@ def _slow(period: SlowPeriod) -> dict[str, Any]:
         "host": period.host,
         "why": period.why,
     }
-
-
-def _mfu(mfu: Mfu | None) -> dict[str, float | None]:
-    """Return both kinds of MFU, of which one at most is known."""
-    known = {} if mfu is None else mfu.by_name
-    return {name: known.get(name) for name in (metrics.MFU, metrics.MFU_ESTIMATE)}
-
-
-def _time_split(measured: RunMetrics) -> dict[str, float | None]:
-    """Return where a step's time went: the mean over all steps of all sites."""
-    num_steps = sum(site.num_steps for site in measured.sites.values())
-    return {
-        part: sum(site.times_s[part] for site in measured.sites.values()) / num_steps
-        if num_steps
-        else None
-        for part in PARTS
-    }
-
-
-def _link(configured: Mapping[str, Any], measured: RunMetrics) -> dict[str, Any]:
-    pair = (configured["source"], configured["target"])
-    latest = measured.links.get(pair, {})
-    return {
-        "source": pair[0],
-        "target": pair[1],
-        "sent_bytes": latest.get(metrics.SENT_BYTES),
-        "raw_bytes": latest.get(metrics.RAW_BYTES),
-        "throughput_bytes_per_s": latest.get(metrics.THROUGHPUT_BYTES_PER_S),
-        "configured_bytes_per_s": configured["bytes_per_s"],
-        "rtt_s": latest.get(metrics.RTT_S),
-        "configured_rtt_s": configured["rtt_s"],
-        "egress_usd_per_byte": configured.get("egress_usd_per_byte") or None,
-    }
-
-
-def _rate(amount: float, time_s: float) -> float | None:
-    return amount / time_s if time_s > 0 else None

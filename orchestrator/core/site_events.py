@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.departures import Departures
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.failures import FailureReports
 from isthmus.orchestrator.core.first_failure import first_failure
 from isthmus.orchestrator.core.forming import Forming
@@ -42,7 +43,7 @@ class SiteEvents:
         """An agent of the site is there."""
         site = self._record.members[event.site]
         self._contacts[site.name].has_agent = True
-        recorded = RecordEvent("site.joined", site.name, {"host": event.host})
+        recorded = RecordEvent(EventKind.SITE_JOINED, site.name, {"host": event.host})
         if site.stage is Stage.ABSENT:
             yield recorded
         elif site.stage is Stage.LOST or (site.is_outside and site.stage is Stage.ENDED):
@@ -60,7 +61,7 @@ class SiteEvents:
         self._contacts[site.name].has_agent = True
         is_gone = not event.has_run and site.stage not in {Stage.JOINED, Stage.PREPARING}
         detail = {"host": event.host, "has_run": event.has_run}
-        yield RecordEvent("agent.returned", site.name, detail)
+        yield RecordEvent(EventKind.AGENT_RETURNED, site.name, detail)
         is_stopped = self._record.failures.ending.stopped_s is not None
         if site.stage in GONE or is_stopped or self._record.is_rolling_back:
             yield self._departures.stop(site, NOT_HERE)
@@ -81,7 +82,7 @@ class SiteEvents:
         """The agent's session goes on."""
         self._contacts[event.site].has_agent = True
         after = {"silent_s": round(event.silent_s, 3)}
-        yield RecordEvent("session.resumed", event.site, after)
+        yield RecordEvent(EventKind.SESSION_RESUMED, event.site, after)
 
     def lost(self, event: run_events.SiteLost, now_s: float) -> Iterator[Action]:
         """The agent has gone, or is silent."""
@@ -93,10 +94,10 @@ class SiteEvents:
         if site.stage in {Stage.ABSENT, Stage.LOST}:
             return
         if not site.may_have_processes:
-            yield RecordEvent("site.left", site.name, detail)
+            yield RecordEvent(EventKind.SITE_LEFT, site.name, detail)
             return
         if self._departures.is_released:  # all are done, and it has been told to go
-            yield RecordEvent("site.gone", site.name, detail)
+            yield RecordEvent(EventKind.SITE_GONE, site.name, detail)
             return
         if self._may_roll_back(site, now_s):
             yield from self._roll_back(site, event.message, now_s)
@@ -106,7 +107,13 @@ class SiteEvents:
         # The failure is as old as the silence.
         at_s = now_s - event.silent_s
         yield from self._failures.fail("SITE_LOST", event.message, now_s, site=site.name, at_s=at_s)
-        kind = "site.lost" if is_decided else "site.silent" if is_silent else "site.gone"
+        kind = (
+            EventKind.SITE_LOST
+            if is_decided
+            else EventKind.SITE_SILENT
+            if is_silent
+            else EventKind.SITE_GONE
+        )
         yield RecordEvent(kind, site.name, detail)
 
     def _may_roll_back(self, lost: Member, now_s: float) -> bool:
@@ -142,21 +149,21 @@ class SiteEvents:
         if site.stage is not Stage.PREPARING:
             return
         listed = [f"{each.host}:{each.port}" for each in event.endpoints]
-        yield RecordEvent("site.prepared", site.name, {"gateways": listed})
+        yield RecordEvent(EventKind.SITE_PREPARED, site.name, {"gateways": listed})
         if site.is_returning:
             yield from self._forming.wan.lead_to(site.endpoints)
 
     def running(self, event: run_events.SiteRunning) -> Iterator[Action]:
         """All its ranks are there."""
         if self._record.members[event.site].stage is Stage.STARTING:
-            yield RecordEvent("site.running", event.site)
+            yield RecordEvent(EventKind.SITE_RUNNING, event.site)
 
     def done(self, event: run_events.SiteDone) -> Iterator[Action]:
         """Its ranks are done with the job."""
         site = self._record.members[event.site]
         has_part = site.is_returning or not site.is_outside
         if has_part and site.may_have_processes and not site.is_done:
-            yield RecordEvent("site.done", site.name, {"round": event.round})
+            yield RecordEvent(EventKind.SITE_DONE, site.name, {"round": event.round})
 
     def ended(
         self, event: run_events.SiteEnded, now_s: float, *, brings_back: bool
@@ -189,7 +196,7 @@ class SiteEvents:
                 )
             elif not first.is_collateral:  # others saw it go, and could not say why
                 detail["note"] = f"site {site.name} ended: {first.reason}"
-        ended = RecordEvent("site.ended", site.name, detail)
+        ended = RecordEvent(EventKind.SITE_ENDED, site.name, detail)
         has_left = site.standing is Standing.LEAVING and succeeded
         if site.is_outside or has_left or is_released or record.is_rolling_back:
             yield ended

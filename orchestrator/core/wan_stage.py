@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.run_events import Action, Endpoint, RecordEvent, SiteNamespace
 from isthmus.topology.spec.world import Topology
 
@@ -79,16 +80,18 @@ class WanStage:
         """Take where the relay listens for each of some gateways."""
         is_first = not self._ways
         self._ways.update(ways)
-        return [RecordEvent("wan.emulated", detail={"emulator": "relay"})] if is_first else []
+        return (
+            [RecordEvent(EventKind.WAN_EMULATED, detail={"emulator": "relay"})] if is_first else []
+        )
 
     def opened(self, namespaces: Mapping[str, SiteNamespace]) -> list[Action]:
         """Take the namespaces in which packets are emulated."""
         if not self.awaits_namespaces:
             return []
         self.namespaces = namespaces
-        return [RecordEvent("wan.emulated", detail={"emulator": "netns"})]
+        return [RecordEvent(EventKind.WAN_EMULATED, detail={"emulator": "netns"})]
 
     def fall_back(self, why: str) -> list[Action]:
         """Take the relay instead, and say what that loses."""
         self.namespaces, self.uses_relay = {}, True
-        return [RecordEvent("wan.fallback", detail={"note": f"{FALLBACK} {why}"})]
+        return [RecordEvent(EventKind.WAN_FALLBACK, detail={"note": f"{FALLBACK} {why}"})]

@@ -23,9 +23,9 @@ from isthmus.orchestrator.dashboard.access import Access
 from isthmus.orchestrator.dashboard.actions import ACTIONS, Attempt, RunActions
 from isthmus.orchestrator.dashboard.pages import Parts
 from isthmus.orchestrator.dashboard.prepared import Answer, PreparedAnswers
-from isthmus.orchestrator.dashboard.run_index import RunIndex, Window
-from isthmus.orchestrator.dashboard.run_library import RunLibrary, WatchedRun
-from isthmus.orchestrator.dashboard.run_view import ENDED, event_view, listed, shown
+from isthmus.orchestrator.dashboard.run_library import RunLibrary
+from isthmus.orchestrator.dashboard.run_view import ENDED, listed, shown
+from isthmus.orchestrator.dashboard.watched_run import WatchedRun, Window
 from isthmus.orchestrator.evidence import report
 
 _HERE, _REPORT = Path(__file__).resolve().parent, Path(report.__file__).resolve().parent
@@ -135,14 +135,13 @@ class _Answers:
         return self._answer(watched, ("page", window), lambda: self._made_page(watched, window))
 
     def _made_page(self, watched: WatchedRun, window: Window) -> _Page:
-        index, journal = watched.index, watched.journal
-        view = shown(watched, index)
+        view = shown(watched)
         parts = pages.run_parts(
             view,
-            None if index is None else index.steps(window),
-            [] if index is None else index.marks(),
-            [] if journal is None else journal.events(),
-            0 if journal is None else journal.num_events,
+            watched.steps(window),
+            watched.marks(),
+            watched.events(),
+            watched.num_events,
             window,
             None if self._actions is None else pages.actions(view, self._attempt(watched)),
         )
@@ -154,17 +153,13 @@ class _Answers:
         self, watched: WatchedRun, key: tuple[object, ...], make: Callable[[], Answer]
     ) -> Answer:
         """Return what `make` makes of a run; what was made last, if nothing has changed since."""
-        index = self._library.open(watched)
+        self._library.open(watched)
 
         def made() -> Answer:
             with self._library.answering():
                 return make()
 
-        versions = (
-            None if watched.journal is None else watched.journal.version,
-            None if index is None else index.version,
-            self._attempt(watched),
-        )
+        versions = watched.version, self._attempt(watched)
         return self._prepared.get((watched.place, *key), versions, made)
 
     def _run(self, request: Request) -> WatchedRun:
@@ -180,7 +175,7 @@ class _Answers:
         watched, action = self._run(request), request.path_params["action"]
         if self._actions is None or action not in ACTIONS:
             return _Json({"error": "there is no such action"}, NOT_FOUND)
-        if watched.journal is None or watched.journal.run().state in TERMINAL:
+        if watched.is_elsewhere or watched.run().state in TERMINAL:
             return _Json({"error": "the run does not go on"}, CONFLICT)
         if not self._actions.begin(watched.place, action):
             return _Json({"error": "another action goes on"}, CONFLICT)
@@ -197,29 +192,27 @@ class _Answers:
     def api_run(self, request: Request) -> Response:
         watched = self._run(request)
         body = self._answer(
-            watched, ("json",), lambda: to_json(shown(watched, watched.index), inf_nan_mode="null")
+            watched, ("json",), lambda: to_json(shown(watched), inf_nan_mode="null")
         )
         return Response(body, media_type="application/json")
 
     def api_steps(self, request: Request) -> Response:
         watched, window = self._run(request), _window(request)
-        body = self._answer(watched, ("steps", window), lambda: _steps_json(watched.index, window))
+        body = self._answer(watched, ("steps", window), lambda: _steps_json(watched, window))
         return Response(body, media_type="application/json")
 
     def api_events(self, request: Request) -> Response:
-        journal = self._run(request).journal
+        watched = self._run(request)
         after = _whole(request.query_params.get("after", "0"))
         if after is None:
             return _Json({"error": "after: want the sequence of an event"}, 400)
-        events = [] if journal is None else journal.events(after)
-        return _Json({"events": [event_view(each) for each in events]})
+        return _Json({"events": [each.to_json() for each in watched.events(after)]})
 
 
-def _steps_json(index: RunIndex | None, window: Window) -> bytes:
-    found = {} if index is None else index.steps(window)
-    marks = [] if index is None else index.marks()
-    told = [{"step": each.step, "words": each.words} for each in marks]
-    return to_json({"window": window.query or "all", **found, "marks": told}, inf_nan_mode="null")
+def _steps_json(watched: WatchedRun, window: Window) -> bytes:
+    marks = [{"step": each.step, **each.event.to_json()} for each in watched.marks()]
+    found = {"window": window.query or "all", **watched.steps(window), "marks": marks}
+    return to_json(found, inf_nan_mode="null")
 
 
 def _window(request: Request) -> Window:

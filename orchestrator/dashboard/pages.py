@@ -7,15 +7,17 @@ elements are made: orchestrator/evidence/report/html.py.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.core.run_metrics import PARTS
+from isthmus.orchestrator.core.run_record import StepMark
 from isthmus.orchestrator.dashboard.actions import ACTIONS, Attempt
-from isthmus.orchestrator.dashboard.run_index import StepMark, Window
 from isthmus.orchestrator.dashboard.run_view import ELSEWHERE, ENDED, OUT
+from isthmus.orchestrator.dashboard.watched_run import Window
 from isthmus.orchestrator.evidence.report.charts import Mark, Series
 from isthmus.orchestrator.evidence.report.html import (
     Markup,
@@ -30,7 +32,6 @@ from isthmus.orchestrator.evidence.report.html import (
 )
 from isthmus.orchestrator.evidence.report.html import facts as fact_list
 from isthmus.orchestrator.evidence.report.run_charts import step_chart, step_parts
-from isthmus.orchestrator.evidence.report.run_facts import LinkFacts, SiteFacts
 from isthmus.orchestrator.evidence.report.sitemap import site_map
 from isthmus.orchestrator.evidence.report.wording import PART_CLASSES, STATE_CLASSES, loss_title
 from isthmus.orchestrator.evidence.view import formats
@@ -38,6 +39,7 @@ from isthmus.orchestrator.evidence.view.fitting_table import Column, columns_of
 from isthmus.orchestrator.evidence.view.formats import show
 from isthmus.orchestrator.evidence.view.live import link_columns, links_that_matter
 from isthmus.orchestrator.evidence.view.plan_view import alternative_columns
+from isthmus.orchestrator.runs.facts import LinkFacts, SiteFacts
 from isthmus.protos import metrics
 
 Parts = dict[str, Markup]
@@ -234,7 +236,7 @@ def run_title(view: Mapping[str, Any]) -> str:
 
 def run_parts(
     view: Mapping[str, Any],
-    steps: Mapping[str, Any] | None,
+    steps: Mapping[str, Any],
     marks: Sequence[StepMark],
     events: Sequence[RecordedEvent],
     num_events: int,
@@ -245,7 +247,7 @@ def run_parts(
 
     Args:
         view: As run_view.shown made it.
-        steps: As RunIndex.steps; None: nothing is known of them.
+        steps: As WatchedRun.steps; empty: nothing is known of them.
         marks: What happened, by steps.
         events: The newest of its journal, in order.
         num_events: How many there are.
@@ -257,7 +259,7 @@ def run_parts(
         return parts
     columns = steps or {"steps": {"step": []}, "losses": {"step": []}}
     recent = list(marks)[-MAX_MARKS:]
-    drawn = [Mark(each.step, each.words, str(at)) for at, each in enumerate(recent, 1)]
+    drawn = [Mark(each.step, _words(each), str(at)) for at, each in enumerate(recent, 1)]
     return {
         **parts,
         "sites": _places(view),
@@ -321,7 +323,11 @@ def _tiles(view: Mapping[str, Any]) -> Markup | None:
         ("steps", _steps(view), active),
         ("training loss", show(view["loss"], formats.loss), ""),
         ("held-out loss", show(view["held_out_loss"], formats.loss), ""),
-        ("a step", show(view["step_s"], formats.duration), "the newest, of the slowest site"),
+        (
+            "a step",
+            show(view["step_s_recent"], formats.duration),
+            "the newest, of the slowest site",
+        ),
         ("WAN, exposed", show(view["exposed_share"], formats.share), "of the steps' time"),
         ("MFU", formats.mfu(view), "of all accelerators' peak"),
         ("sent over the WAN", show(view["sent_bytes"] or None, formats.size), ""),
@@ -385,7 +391,7 @@ def _places(view: Mapping[str, Any]) -> Markup:
 def _site_table(sites: Sequence[Mapping[str, Any]]) -> Markup:
     rows = []
     for site in sites[:MAX_ROWS]:
-        parts = site["parts_s"] or {}
+        parts = site["parts_s"]
         rows.append(
             [
                 formats.words(site["site"]),
@@ -394,7 +400,7 @@ def _site_table(sites: Sequence[Mapping[str, Any]]) -> Markup:
                 show(site["tokens_per_s"], formats.count),
                 show(site["step_s"], formats.duration),
                 *(show(parts.get(name), formats.duration) for name in PARTS),
-                show(parts.get(metrics.HIDDEN_INTER_S), formats.duration),
+                show(site["hidden_inter_s"], formats.duration),
             ]
         )
     headings = ["site", "state", "step", "tokens/s", "mean step", *PARTS.values(), "WAN, hidden"]
@@ -430,20 +436,7 @@ def _link_table(
 
 
 def _site_facts(site: Mapping[str, Any]) -> SiteFacts:
-    return SiteFacts(
-        site=site["site"],
-        lat=site["lat"],
-        lon=site["lon"],
-        num_ranks=site["num_ranks"],
-        accelerator=site["accelerator"],
-        num_steps=site["num_steps"],
-        tokens_per_s=site["tokens_per_s"],
-        step_s=site["step_s"],
-        parts_s=site["parts_s"] or {},
-        hidden_inter_s=None,
-        encode_s=None,
-        decode_s=None,
-    )
+    return SiteFacts(**{each.name: site[each.name] for each in dataclasses.fields(SiteFacts)})
 
 
 def _is_out(link: Mapping[str, Any], out: Collection[str]) -> bool:
@@ -456,23 +449,10 @@ def _link_facts(link: Mapping[str, Any], out: Mapping[str, str], *, has_ended: b
     use, rate = link["use"], link[metrics.THROUGHPUT_BYTES_PER_S]
     if not has_ended and link["now_bytes_per_s"] is not None:
         use, rate = link["now_use"], link["now_bytes_per_s"]
-    return LinkFacts(
-        source=link["source"],
-        target=link["target"],
-        configured_bytes_per_s=link["configured_bytes_per_s"],
-        configured_rtt_s=link["configured_rtt_s"],
-        throughput_bytes_per_s=None if is_out else rate,
-        use=None if is_out else use,
-        busy=None,
-        sent_bytes=None if is_out else link[metrics.SENT_BYTES],
-        ratio=None,
-        rtt_s=link[metrics.RTT_S],
-        egress_usd=None,
-        egress_usd_per_day=None,
-        egress_usd_per_step=None,
-        lost_packets=None,
-        dropped_packets=None,
-    )
+    facts = LinkFacts(**link)
+    if is_out:
+        return dataclasses.replace(facts, throughput_bytes_per_s=None, use=None, sent_bytes=None)
+    return dataclasses.replace(facts, throughput_bytes_per_s=rate, use=use)
 
 
 def _windows(view: Mapping[str, Any], window: Window) -> Markup:
@@ -636,10 +616,14 @@ def _thin(series: Series) -> Iterator[tuple[float, float]]:
         yield series.points[at]
 
 
+def _words(mark: StepMark) -> str:
+    return formats.words(mark.event.text)
+
+
 def _marks(marks: Sequence[StepMark]) -> Markup:
     if not marks:
         return Markup()
-    rows = [[str(number), each.words, str(each.step)] for number, each in enumerate(marks, 1)]
+    rows = [[str(number), _words(each), str(each.step)] for number, each in enumerate(marks, 1)]
     columns = columns_of(["mark", "what", "after step"], rows, num_text=2)
     return section("Marks on the charts", table(columns, "Sites that went and came, newest last"))
 
@@ -649,7 +633,12 @@ def _events(events: Sequence[RecordedEvent], num_events: int) -> Markup:
         return section("Events", missing("The journal has none as yet."))
     newest = list(reversed(events))[:MAX_EVENTS]
     rows = [
-        [formats.clock(each.wall_s), each.kind, formats.words(each.site), _event_words(each)]
+        [
+            formats.clock(each.wall_s),
+            each.kind,
+            formats.words(each.site),
+            formats.words(each.text),
+        ]
         for each in newest
     ]
     left = num_events - len(rows)
@@ -662,20 +651,6 @@ def _events(events: Sequence[RecordedEvent], num_events: int) -> Markup:
         ),
         missing(f"And {left} before: isthmus events, or the API.") if left > 0 else None,
     )
-
-
-def _event_words(event: RecordedEvent) -> str:
-    """Return what an event says for people; else the short ones of its details."""
-    detail = event.detail
-    for name in ("note", "message", "reason", "why", "plan"):
-        if isinstance(detail.get(name), str) and detail[name]:
-            return formats.words(detail[name])
-    said = [
-        f"{name} {value}"
-        for name, value in detail.items()
-        if isinstance(value, str | int | float) and value not in ("", -1) and name != "folder"
-    ]
-    return formats.words(", ".join(said[:6]))
 
 
 def _plan(view: Mapping[str, Any]) -> Markup:

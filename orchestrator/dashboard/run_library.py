@@ -12,14 +12,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from isthmus.orchestrator.client.run_reader import TERMINAL
 from isthmus.orchestrator.core.model_flops import ModelFlops
-from isthmus.orchestrator.dashboard.journal_watch import JournalWatch
-from isthmus.orchestrator.dashboard.run_index import RunIndex
 from isthmus.orchestrator.dashboard.run_places import (
     RunPlace,
     place_in_home,
@@ -27,6 +25,7 @@ from isthmus.orchestrator.dashboard.run_places import (
     places_in_home,
     places_in_state,
 )
+from isthmus.orchestrator.dashboard.watched_run import Described, WatchedRun
 from isthmus.orchestrator.documents import read_text
 from isthmus.orchestrator.run_folder.home import JOB, TOPOLOGY
 from isthmus.orchestrator.run_folder.run_files import RunFiles
@@ -35,7 +34,7 @@ from isthmus.topology.documents.load import load_job, load_topology
 from isthmus.topology.documents.placement import placed
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.job import Job
-from isthmus.topology.spec.run_spec import CodedPlan, RunSpec
+from isthmus.topology.spec.run_spec import RunSpec
 from isthmus.topology.spec.world import Topology
 
 MAX_INDEXED = 8
@@ -50,33 +49,6 @@ FIRST_ANSWER_S = 0.1
 """The first answer about a run waits so long for its metrics."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Described:
-    """What was decided for a run when it was submitted; None: it cannot be read."""
-
-    topology: Topology | None
-    job: Job | None
-    reduction: CodedPlan | None
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    """What its plan says beside that: orchestrator/plans.py; empty: it was not planned, or there
-    not known."""
-
-
-@dataclass(slots=True)
-class WatchedRun:
-    """One run."""
-
-    place: RunPlace
-    journal: JournalWatch | None
-    """None: its coordinator is on another machine."""
-    index: RunIndex | None = None
-    described: Described | None = None
-    view: tuple[tuple[object, object], dict[str, Any]] | None = None
-    """What was made last of it (run_view.shown), and of what."""
-    looked_at_s: float = 0.0
-    opening: threading.Lock = field(default_factory=threading.Lock)
 
 
 class RunLibrary:
@@ -158,59 +130,34 @@ class RunLibrary:
     def is_over(self, run_id: str) -> bool:
         """Whether nothing more will be written about a run, or it is not there."""
         watched = self.run(run_id)
-        if watched is None or watched.place.state is None or watched.journal is None:
+        if watched is None or watched.place.state is None:
             return True
-        return watched.journal.run().state in TERMINAL or is_abandoned(watched.place.state)
+        return watched.run().state in TERMINAL or is_abandoned(watched.place.state)
 
     def _watched(self, place: RunPlace) -> WatchedRun:
         known = self._runs.get(place.run_id)
         if known is None or known.place != place:  # a run of that name was removed, say
-            journal = None
-            if place.state is not None:
-                journal = JournalWatch(place.run_id, place.state, is_own=place.is_own)
-            known = self._runs[place.run_id] = WatchedRun(place, journal)
+            known = self._runs[place.run_id] = WatchedRun(place)
             self._indexed.pop(place.run_id, None)
         return known
 
-    def open(self, watched: WatchedRun) -> RunIndex | None:
-        """Return the figures of a run, which go on to be read; None: it has no journal as yet."""
+    def open(self, watched: WatchedRun) -> None:
+        """Have the metrics of a run be read from now on, unless it has no journal as yet."""
         watched.looked_at_s = self._now_s()
         with watched.opening:
-            is_first = watched.index is None
+            is_first = not watched.is_open
             if is_first:
-                watched.index = self._open(watched)
-            index = watched.index
-        if index is None:
-            return None
+                _open(watched)
+        if not watched.is_open:
+            return
         with self._lock:
             self._indexed[watched.place.run_id] = watched
             self._indexed.move_to_end(watched.place.run_id)
             while len(self._indexed) > MAX_INDEXED:
-                self._indexed.popitem(last=False)[1].index = None
+                self._indexed.popitem(last=False)[1].close()
         self._wake.set()
         if is_first:
-            index.is_complete.wait(FIRST_ANSWER_S)
-        return index
-
-    def _open(self, watched: WatchedRun) -> RunIndex | None:
-        if watched.journal is None or watched.place.state is None:
-            return None
-        run = watched.journal.run()
-        if not run.folder and not watched.place.is_own:
-            return None
-        # Its own coordinator's folder may have another name by now than when it was written.
-        folder = watched.place.state if watched.place.is_own else Path(run.folder)
-        described = _described(folder, watched.journal)
-        if watched.place.home_folder is not None:
-            described = replace(described, plan=watched.place.home_folder.plan)
-        watched.described = described
-        flops = None
-        if described.job is not None and described.topology is not None:
-            flops = ModelFlops(described.job, described.topology)
-        sites = tuple(site.site for site in run.sites)
-        if not sites:
-            return None  # it was not submitted yet
-        return RunIndex(watched.place.run_id, folder, watched.place.state, sites, flops)
+            watched.wait_read(FIRST_ANSWER_S)
 
     def _read(self) -> None:
         """Read on in all runs that somebody looks at, until the library is closed."""
@@ -221,15 +168,14 @@ class RunLibrary:
             since_s = self._now_s() - WATCHED_S
             has_read = False
             for each in watched:
-                index = each.index
-                if index is not None and each.looked_at_s >= since_s and not self._is_closed:
-                    has_read |= self._read_one(each, index)
+                if each.looked_at_s >= since_s and not self._is_closed:
+                    has_read |= self._read_one(each)
             if not has_read:
                 self._wake.wait(PAUSE_S)
 
-    def _read_one(self, watched: WatchedRun, index: RunIndex) -> bool:
+    def _read_one(self, watched: WatchedRun) -> bool:
         try:
-            return index.read(lambda: self._nobody_asks.wait(GIVE_WAY_S))
+            return watched.read(lambda: self._nobody_asks.wait(GIVE_WAY_S))
         except Exception:
             log.exception("run %s: its figures are not read on", watched.place.run_id)
             with self._lock:
@@ -237,20 +183,39 @@ class RunLibrary:
             return False
 
 
-def _described(folder: Path, journal: JournalWatch) -> Described:
+def _open(watched: WatchedRun) -> None:
+    """Have a run's metrics be read, if it has been submitted."""
+    if watched.place.state is None:
+        return
+    run = watched.run()
+    sites = tuple(site.site for site in run.sites)
+    if not sites or not (run.folder or watched.place.is_own):
+        return
+    # Its own coordinator's folder may have another name by now than when it was written.
+    folder = watched.place.state if watched.place.is_own else Path(run.folder)
+    described = _described(folder, watched.about)
+    if watched.place.home_folder is not None:
+        described = replace(described, plan=watched.place.home_folder.plan)
+    watched.described = described
+    flops = None
+    if described.job is not None and described.topology is not None:
+        flops = ModelFlops(described.job, described.topology)
+    watched.open(folder, sites, flops)
+
+
+def _described(folder: Path, about: Mapping[str, Any]) -> Described:
     """Return what the coordinator decided, or else what was submitted."""
     try:
         spec = RunSpec.from_bytes(RunFiles(folder).read_spec(), "this machine")
     except (OSError, ConfigError):
-        return _submitted(folder, journal)
+        return _submitted(folder, about)
     return Described(spec.topology, spec.job, spec.reduction)
 
 
-def _submitted(folder: Path, journal: JournalWatch) -> Described:
+def _submitted(folder: Path, about: Mapping[str, Any]) -> Described:
     """Return the documents, of which there is no spec: as far as they can be read."""
     topology: Topology | None = None
     job: Job | None = None
-    about = journal.about
     with contextlib.suppress(ConfigError):
         text, overrides = read_text(folder / TOPOLOGY), about.get("topology_overrides", [])
         topology = load_topology(text, TOPOLOGY, overrides)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from isthmus.orchestrator.core.journaled_run import RecordedEvent
-from isthmus.orchestrator.core.run_metrics import PARTS
-from isthmus.orchestrator.dashboard.run_index import RunIndex
-from isthmus.orchestrator.dashboard.run_library import Described, WatchedRun
+from isthmus.orchestrator.dashboard.watched_run import Described, WatchedRun
 from isthmus.orchestrator.evidence.view import formats
-from isthmus.orchestrator.evidence.view.egress import PRICE, egress_of, link_costs
-from isthmus.orchestrator.evidence.view.formats import known, ratio
+from isthmus.orchestrator.evidence.view.egress import egress_of
+from isthmus.orchestrator.evidence.view.formats import known
+from isthmus.orchestrator.evidence.view.live import described as described_link
+from isthmus.orchestrator.runs.facts import SiteFacts, TotalFacts, link_facts, to_json
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 
@@ -34,7 +34,7 @@ def _site_state(site: control_pb2.SiteStatus) -> str:
 def listed(watched: WatchedRun) -> dict[str, Any]:
     """Return a run in short, by its journal alone."""
     place = watched.place
-    if watched.journal is None:
+    if watched.is_elsewhere:
         return {
             "run_id": place.run_id,
             "name": "",
@@ -43,7 +43,7 @@ def listed(watched: WatchedRun) -> dict[str, Any]:
             "reason": f"its coordinator is {place.elsewhere}: have the dashboard run there",
             "created_wall_s": place.submitted_wall_s,
         }
-    run = watched.journal.run()
+    run = watched.run()
     state = formats.run_state(run) if run.created_wall_s else "UNKNOWN"
     totals = dict(run.totals)
     return {
@@ -52,7 +52,7 @@ def listed(watched: WatchedRun) -> dict[str, Any]:
         "state": state,
         "outcome": formats.outcome(run) if run.created_wall_s else "UNKNOWN",
         "reason_code": run.reason_code,
-        "reason": run.reason or watched.journal.trouble,
+        "reason": run.reason or watched.trouble,
         "created_wall_s": run.created_wall_s or place.submitted_wall_s or None,
         "ended_wall_s": run.ended_wall_s or None,
         "active_s": run.active_s or None,
@@ -65,11 +65,11 @@ def listed(watched: WatchedRun) -> dict[str, Any]:
     }
 
 
-def shown(watched: WatchedRun, index: RunIndex | None) -> dict[str, Any]:
+def shown(watched: WatchedRun) -> dict[str, Any]:
     """Return everything about a run but its steps and events. Nobody may change it."""
-    if watched.journal is None:
+    if watched.is_elsewhere:
         return listed(watched)
-    run, figures = watched.journal.run(), index.figures() if index is not None else {}
+    run, figures = watched.run(), watched.figures()
     if watched.view is not None:
         (of_run, of_figures), view = watched.view
         if of_run is run and of_figures is figures:
@@ -79,46 +79,26 @@ def shown(watched: WatchedRun, index: RunIndex | None) -> dict[str, Any]:
     return view
 
 
-def _made(watched: WatchedRun, run: control_pb2.Run, figures: dict[str, Any]) -> dict[str, Any]:
-    view = listed(watched)
-    described = watched.described or Described(None, None, None)
+def _made(watched: WatchedRun, run: control_pb2.Run, figures: Mapping[str, Any]) -> dict[str, Any]:
+    view, described = listed(watched), watched.described
     is_complete = figures.get("is_complete", False)
-    totals = {**figures.get("totals", {}), **dict(run.totals)}
-    if is_complete:
-        totals |= figures["totals"]
-    sites = _sites(run, described, figures)
-    slowest_s = max((site["total_step_s"] or 0.0 for site in sites), default=0.0)
-    all_s = sum(site["total_step_s"] or 0.0 for site in sites)
-    exposed_s = sum(
-        site["parts_s"][metrics.EXPOSED_INTER_S] * site["num_steps"]
-        for site in sites
-        if site["parts_s"]
-    )
-    tokens = known(totals, metrics.TOKENS)
-    step_s, links = known(totals, metrics.STEP_S), _links(run, figures)
+    totals = _totals(run, figures)
+    step_s = totals["step_s"] or totals["step_s_recent"]
+    links = _links(run, figures, step_s)
     egress = egress_of(links, active_s=run.active_s, step_s=step_s, codec=run.codec)
     return {
         **view,
+        **totals,
         "epoch": run.epoch,
         "generation": run.generation,
         "members": list(run.members),
-        "steps": max(view["steps"] or 0, int(known(totals, metrics.STEP) or 0)) or None,
-        "loss": known(totals, metrics.LOSS),
-        "held_out_loss": known(totals, metrics.HELD_OUT_LOSS),
-        "tokens": tokens,
+        "steps": max(view["steps"] or 0, int(totals["steps"] or 0)) or None,
         "is_shipped_trainer": described.job is not None and described.job.entrypoint is None,
-        "counts_tokens": figures.get("counts_tokens", True),
-        "tokens_per_s": ratio(tokens or None, slowest_s),
-        "step_s": step_s,
-        "exposed_share": ratio(exposed_s, all_s),
-        metrics.MFU: known(totals, metrics.MFU),
-        metrics.MFU_ESTIMATE: known(totals, metrics.MFU_ESTIMATE),
-        "sent_bytes": known(totals, metrics.WIRE_BYTES),
         "egress_usd": None if egress is None else egress.usd,
         "egress": None if egress is None else egress.line(),
         "plan": _plan(described, run),
         "keeps_checkpoints": None if described.job is None else bool(described.job.checkpoint),
-        "sites": sites,
+        "sites": _sites(run, figures),
         "links": links,
         "certificates": dict(run.certificates),
         "notes": [
@@ -135,85 +115,60 @@ def _made(watched: WatchedRun, run: control_pb2.Run, figures: dict[str, Any]) ->
     }
 
 
-def event_view(event: RecordedEvent) -> dict[str, Any]:
-    """Return an event of the journal."""
-    return {
-        "sequence": event.sequence,
-        "wall_s": event.wall_s,
-        "kind": event.kind,
-        "site": event.site,
-        "detail": dict(event.detail),
-    }
+_TOLD = {
+    "steps": metrics.STEP,
+    "tokens": metrics.TOKENS,
+    "step_s_recent": metrics.STEP_S,
+    "loss": metrics.LOSS,
+    "held_out_loss": metrics.HELD_OUT_LOSS,
+    "noise_scale": metrics.NOISE_SCALE,
+    "mfu": metrics.MFU,
+    "mfu_estimate": metrics.MFU_ESTIMATE,
+    "sent_bytes": metrics.WIRE_BYTES,
+}
+"""Fields of TotalFacts that the coordinator keeps in the journal, and their names there."""
 
 
-def _sites(
-    run: control_pb2.Run, described: Described, figures: dict[str, Any]
-) -> list[dict[str, Any]]:
-    topology = described.topology
-    by_name = {site.name: site for site in topology.sites} if topology is not None else {}
-    measured = figures.get("sites", {})
-    members = frozenset(run.members)
+def _totals(run: control_pb2.Run, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of the whole run: until all is read, those that the coordinator tells."""
+    told = {name: known(run.totals, key) for name, key in _TOLD.items()}
+    found = figures.get("totals") or to_json(TotalFacts())
+    first, then = (told, found) if figures.get("is_complete") else (found, told)
+    totals = first | {name: value for name, value in then.items() if value is not None}
+    return {**found, **totals}
+
+
+def _sites(run: control_pb2.Run, figures: Mapping[str, Any]) -> list[dict[str, Any]]:
+    measured, members = figures.get("sites", {}), frozenset(run.members)
     views = []
     for site in run.sites:
-        about, found = by_name.get(site.site), measured.get(site.site)
-        num_steps = found["num_steps"] if found else 0
-        total_s = found["step_s"] if num_steps else None
-        location = about.location if about else None
-        views.append(
-            {
-                "site": site.site,
-                "state": _site_state(site),
-                "is_member": site.site in members,
-                "host": site.host or None,
-                "lat": location.lat if location else None,
-                "lon": location.lon if location else None,
-                "num_ranks": about.num_ranks if about else None,
-                "accelerator": about.accelerator.name if about else None,
-                "step": max(site.step, found["step"] if found else 0),
-                "num_steps": num_steps,
-                "tokens_per_s": ratio(found["tokens"] or None, total_s) if found else None,
-                "total_step_s": total_s,
-                "step_s": ratio(total_s, num_steps),
-                "parts_s": {
-                    name: found["parts_s"][name] / num_steps
-                    for name in (*PARTS, metrics.HIDDEN_INTER_S)
-                }
-                if num_steps
-                else None,
-            }
-        )
+        view = to_json(measured.get(site.site) or SiteFacts(site=site.site))
+        view["step"] = max(site.step, view["step"])
+        view |= {
+            "state": _site_state(site),
+            "is_member": site.site in members,
+            "host": site.host or None,
+        }
+        views.append(view)
     return views
 
 
-def _links(run: control_pb2.Run, figures: dict[str, Any]) -> list[dict[str, Any]]:
-    measured = figures.get("links", {})
-    views = []
+def _links(
+    run: control_pb2.Run, figures: Mapping[str, Any], step_s: float | None
+) -> list[dict[str, Any]]:
+    measured, views = figures.get("links", {}), []
     for link in run.links:
-        latest = measured.get((link.source, link.target)) or {}
-        if not latest or not figures["is_complete"]:
-            latest = {**latest, **dict(link.latest)}
-        configured = link.bytes_per_s or None
-        throughput = known(latest, metrics.THROUGHPUT_BYTES_PER_S) or None
-        now = known(latest, "now_bytes_per_s")
-        price = {PRICE: link.egress_usd_per_byte or None}
-        costs = link_costs({**latest, **price}, run.active_s, known(run.totals, metrics.STEP_S))
-        views.append(
-            {
-                "source": link.source,
-                "target": link.target,
-                **price,
-                **costs,
-                "configured_bytes_per_s": configured,
-                "configured_rtt_s": link.rtt_s or None,
-                metrics.THROUGHPUT_BYTES_PER_S: throughput,
-                "use": ratio(throughput, configured),
-                "now_bytes_per_s": now,
-                "now_use": ratio(now, configured),
-                metrics.SENT_BYTES: known(latest, metrics.SENT_BYTES) or None,
-                metrics.RAW_BYTES: known(latest, metrics.RAW_BYTES) or None,
-                metrics.RTT_S: known(latest, metrics.RTT_S),
-            }
+        carried, now = measured.get((link.source, link.target), ({}, None))
+        if not carried or not figures["is_complete"]:
+            carried = {**carried, **link.latest}
+        facts = link_facts(
+            described_link(link),
+            carried,
+            active_s=run.active_s,
+            step_s=step_s,
+            now_bytes_per_s=now,
         )
+        views.append(to_json(facts))
     return views
 
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from isthmus.orchestrator.coordinator.wan import FaultPlan
 from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.run_events import Endpoint
 from isthmus.orchestrator.emulator.backend import Backend, Counters, EmulatorError
 from isthmus.orchestrator.emulator.emulator_config import (
@@ -53,7 +54,7 @@ class RunWan:
         folder: Path,
         *,
         handle: Callable[[run_events.Event], None],
-        record: Callable[[str, str, dict[str, Any]], None],
+        record: Callable[[EventKind, str, dict[str, Any]], None],
         add_metrics: Callable[[Iterable[Mapping[str, Any]]], None],
     ) -> None:
         """Start nothing yet.
@@ -201,7 +202,7 @@ class RunWan:
         fields = change.to_json()
         site = "" if isinstance(change, Change) else change.site
         detail = {"what": str(change), "at_s": timed.at_s, "change": fields}
-        self._record("wan.fault", site, detail)
+        self._record(EventKind.WAN_FAULT, site, detail)
         figures = change.figures() if isinstance(change, Change) else {}
         labels = {
             key: str(value) for key, value in fields.items() if key != "kind" and key not in figures

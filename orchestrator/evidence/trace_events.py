@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from isthmus.orchestrator.evidence.record.run_record import LinkSample, RunRecord
+from isthmus.orchestrator.evidence.record.run_record import LinkSample, RunRecording
 from isthmus.orchestrator.evidence.record.step_timelines import PHASES, Span, StepTimeline
 
 TraceEvent = dict[str, Any]
@@ -27,7 +27,7 @@ LANES_PER_PHASE = 1000
 """Thread ids of a phase; more of one phase at once would not be seen anyway."""
 
 
-def trace(record: RunRecord) -> dict[str, Any]:
+def trace(record: RunRecording) -> dict[str, Any]:
     """Return the JSON object format: `traceEvents`, metadata first, then sorted by time."""
     clock = _Clock(record)
     pids = {site: index for index, site in enumerate(record.sites, start=1)}
@@ -57,7 +57,7 @@ def trace(record: RunRecord) -> dict[str, Any]:
 class _Clock:
     """Wall clock to microseconds of the trace; no site's clock may be before its zero."""
 
-    def __init__(self, record: RunRecord) -> None:
+    def __init__(self, record: RunRecording) -> None:
         began = [record.run.created_wall_s] if record.run.created_wall_s else []
         told = [event.wall_s for event in record.events] + [
             step.begin_s for step in record.timelines
@@ -144,7 +144,7 @@ def assign_lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
     return lanes
 
 
-def _link_counters(record: RunRecord, pid: int, clock: _Clock) -> Iterator[TraceEvent]:
+def _link_counters(record: RunRecording, pid: int, clock: _Clock) -> Iterator[TraceEvent]:
     """Yield the rate of each directed link.
 
     A link that several gateways share has a counter for each.
@@ -176,7 +176,7 @@ def rates(samples: Sequence[LinkSample]) -> Iterator[tuple[float, float]]:
 
 
 def _instants(
-    record: RunRecord, pids: dict[str, int], run_pid: int, clock: _Clock
+    record: RunRecording, pids: dict[str, int], run_pid: int, clock: _Clock
 ) -> Iterator[TraceEvent]:
     """Yield what happened: of a site in its process, else over the whole trace."""
     told = [(event.wall_s, event.kind, event.site, "event") for event in record.events]

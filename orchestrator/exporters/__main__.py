@@ -1,8 +1,8 @@
 """`python -m isthmus.orchestrator.exporters`: one run's exporters, from its start to its end.
 
 A process of its own: libraries that take seconds to import, or that break, are nothing to the
-coordinator. It follows what the coordinator writes (run_follower.py) and ends with the run, or when
-its stdin does: the coordinator is gone, or goes. stdout has a JSON object a line, `text` and
+coordinator. It follows what the coordinator writes (runs/follower.py) and ends with the run, or
+when its stdin does: the coordinator is gone, or goes. stdout has a JSON object a line, `text` and
 `is_warning`, for people.
 """
 
@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from isthmus.orchestrator.core.journaled_run import RecordedEvent
+from isthmus.orchestrator.core.run_record import Measurement
 from isthmus.orchestrator.exporters.figures import Point, RunFigures, Told
 from isthmus.orchestrator.exporters.outlet import Outlet, Say
-from isthmus.orchestrator.exporters.run_follower import Line, Position, RunFollower
+from isthmus.orchestrator.exporters.position import Position
 from isthmus.orchestrator.exporters.tool import Tool, Update
 from isthmus.orchestrator.run_folder.run_files import RunFiles
 from isthmus.orchestrator.run_folder.state_lock import StateLockedError, lock
+from isthmus.orchestrator.runs.follower import RunFollower
 from isthmus.protos.failure import reason_of
 from isthmus.topology.spec.run_spec import RunSpec
 
@@ -162,24 +164,27 @@ def _export(
             )
             for outlet in outlets:
                 outlet.put(update)
-        position, now_s = follower.position, time.monotonic()
+        position = Position(line=follower.num_lines, sequence=follower.sequence)
+        now_s = time.monotonic()
         if position != kept and (is_last or now_s - kept_s >= KEEP_S):
             kept, kept_s = position, now_s
             with contextlib.suppress(OSError):  # then later exporters begin a little earlier
                 position.write(folder)
         if is_last:
-            return
+            break
+    if follower.num_odd:
+        log.warning("%d lines of the metrics make no sense and were not exported", follower.num_odd)
 
 
 def _add(
-    figures: RunFigures, entry: RecordedEvent | Line, begun: Position
+    figures: RunFigures, entry: RecordedEvent | Measurement, begun: Position
 ) -> tuple[list[Point], list[Told]]:
     """Take what was written of the run; return what was not exported before."""
     points: list[Point] = []
     events: list[Told] = []
     try:
-        if isinstance(entry, Line):
-            points = figures.add_metric(entry.record)
+        if isinstance(entry, Measurement):
+            points = figures.add_metric(entry)
             is_new = entry.number >= begun.line
         else:
             points, events = figures.add_event(entry)

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
-from isthmus.orchestrator.core.run_metrics import OPEN_STEPS, RunMetrics, read_back
+from isthmus.orchestrator.core.event_kinds import seen_of
+from isthmus.orchestrator.core.journaled_run import RecordedEvent
+from isthmus.orchestrator.core.run_metrics import OPEN_STEPS
+from isthmus.orchestrator.core.run_record import Measurement, RunRecord
 from isthmus.orchestrator.exporters import families
 from isthmus.orchestrator.exporters.families import Family
 from isthmus.protos import metrics
@@ -30,20 +32,6 @@ LINKS_EVERY_S = 5.0
 """Seconds between two points with figures of links."""
 USED_OVER_S = 2.0
 """Shortest time over which a link's use is counted: gateways report twice a second."""
-_EVENTS = {
-    "site.lost": "lost",
-    "site.dropped": "lost",
-    "run.rolled_back": "lost",
-    "site.returned": "returned",
-    "epoch.begun": "epoch",
-    "checkpoint.written": "checkpoint",
-    "checkpoint.failed": "failure",
-    "state.failed": "failure",
-    "rank.stalled": "failure",
-    "failure.reported": "failure",
-    "run.ended": "end",
-}
-"""Which of the journal's events are exported: as which of EVENTS (topology/spec/exporters.py)."""
 _OUT = {"LOST", "DROPPED", "RETURNING"}
 
 
@@ -111,12 +99,13 @@ class RunFigures:
         self.run_id, self.job = run_id, spec.job.name
         self._links = {(link.source, link.target): link for link in spec.topology.links}
         self._losses: list[tuple[int, float]] = []
-        self._metrics = RunMetrics(
-            spec.site_names, on_loss=lambda step, loss: self._losses.append((step, loss))
+        self._record = RunRecord(
+            run_id,
+            spec.site_names,
+            on_loss=lambda step, loss: self._losses.append((step, loss)),
+            is_brief=True,
         )
-        self._view = JournaledRun(run_id)
-        self.submitted_s = 0.0
-        """When the run was submitted, by the wall clock; 0: not known."""
+        self._view, self._metrics = self._record.view, self._record.measured
         self._counts: dict[str, int] = {}
         self._open: dict[int, _OpenStep] = {}
         self._uses: dict[tuple[str, str], _Use] = {}
@@ -129,20 +118,22 @@ class RunFigures:
         return self._view.state.value
 
     @property
+    def submitted_s(self) -> float:
+        """When the run was submitted, by the wall clock; 0: not known."""
+        return self._view.created_wall_s
+
+    @property
     def has_ended(self) -> bool:
         """Whether the run is in a state in which it stays."""
         return self._view.state.is_terminal
 
     def add_event(self, event: RecordedEvent) -> tuple[list[Point], list[Told]]:
         """Take the run's next event; return what is new by it."""
-        self._view.apply(event)
-        if event.kind == "run.submitted":
-            self.submitted_s = event.wall_s
-        if event.kind in {"run.active", "epoch.begun"}:
-            self._metrics.count(self._view.counted)
+        self._record.apply(event)
+        self._record.reach(event.wall_s)
         points = list(self._new_losses(event.wall_s))
-        name = _EVENTS.get(event.kind)
-        if name is None:
+        name = seen_of(event.kind).exported
+        if not name:
             return points, []
         self._counts[name] = self._counts.get(name, 0) + 1
         told = Told(
@@ -152,22 +143,16 @@ class RunFigures:
             wall_s=event.wall_s,
             site=event.site,
             step=self._metrics.last_step,
-            text=self._text(event),
+            text=event.text,
             detail=event.detail,
         )
         return points, [told]
 
-    def add_metric(self, record: Mapping[str, Any]) -> list[Point]:
-        """Take a line of metrics.jsonl; return what is new by it.
-
-        Raises:
-            LookupError, TypeError: it is none of ours.
-        """
-        site, kind, step, wall_s = (record[key] for key in ("site", "kind", "step", "wall_s"))
-        if site not in self._metrics.sites:
-            return []
-        values, labels = read_back(record["values"]), record["labels"]
-        if not self._metrics.add(site, kind, step, values, labels):
+    def add_metric(self, measurement: Measurement) -> list[Point]:
+        """Take a line of metrics.jsonl; return what is new by it."""
+        site, kind, step = measurement.site, measurement.kind, measurement.step
+        wall_s, values, labels = measurement.wall_s, measurement.values, measurement.labels
+        if site not in self._metrics.sites or not self._record.measure(measurement):
             return []
         points = list(self._new_losses(wall_s))
         if kind == metrics.STEP:
@@ -311,19 +296,6 @@ class RunFigures:
             if link.egress_usd_per_byte:
                 usd = latest[metrics.SENT_BYTES] * link.egress_usd_per_byte
                 yield Sample(families.EGRESS, pair, usd)
-
-    def _text(self, event: RecordedEvent) -> str:
-        """Return an event in a line for people."""
-        detail = event.detail
-        match event.kind:
-            case "epoch.begun":
-                return f"epoch {self._view.epoch}: {', '.join(self._view.taking_part)} take part"
-            case "run.ended":
-                return f"run {self.run_id} {detail['state']}: {detail.get('reason') or 'done'}"
-        for key in ("note", "message", "reason"):
-            if detail.get(key):
-                return str(detail[key])
-        return f"{event.kind} {event.site}".rstrip()
 
 
 def _loss(values: Mapping[str, float]) -> float | None:

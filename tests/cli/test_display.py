@@ -10,7 +10,8 @@ import pytest
 
 from isthmus.orchestrator.cli.display import PLAIN_EVERY_S, PlainProgress
 from isthmus.orchestrator.cli.output import Output
-from isthmus.orchestrator.cli.views import event_line, event_view, run_line, run_view
+from isthmus.orchestrator.cli.views import event_line, run_line, run_view
+from isthmus.orchestrator.coordinator.control_messages import event_from
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.live import MOST_LINKS
 from isthmus.protos.catalogue import ExitCode
@@ -201,9 +202,14 @@ def test_the_line_of_a_run_says_why_it_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("detail", "shown"), [('{"host": "here"}', "host=here"), ("", ""), ("not json", "not json")]
+    ("detail", "shown"),
+    [
+        ('{"host": "here"}', "the agent of site a joined from here"),
+        ('{"note": "a\\u001b[2Jb"}', "a [2Jb"),
+        ("", "the agent of site a joined from"),
+        ("not json", "the agent of site a joined from"),
+    ],
 )
 def test_events(detail: str, shown: str) -> None:
-    event = control_pb2.Event(sequence=2, kind="site.joined", site="a", detail_json=detail)
-    assert event_line(event).endswith(f"site.joined         a  {shown}".rstrip())
-    assert event_view(event)["kind"] == "site.joined"
+    message = control_pb2.Event(sequence=2, kind="site.joined", site="a", detail_json=detail)
+    assert event_line(event_from(message)).endswith(f"  site.joined         {shown}")

@@ -20,6 +20,7 @@ from isthmus.orchestrator.coordinator.run_epochs import (
 )
 from isthmus.orchestrator.core.epoch_changes import Action
 from isthmus.orchestrator.core.epochs import Epochs
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.journaled_run import JournaledRun
 from isthmus.orchestrator.core.members import Contact
 from isthmus.orchestrator.core.run_events import (
@@ -83,7 +84,7 @@ class Coordinated:
     def _handle(self, event: Event) -> None:
         now_s = time.monotonic()
         if isinstance(event, SiteDone):
-            self._write(RecordEvent("site.done", event.site, {"round": event.round}), now_s)
+            self._write(RecordEvent(EventKind.SITE_DONE, event.site, {"round": event.round}), now_s)
         for action in self._epochs.handle(event, now_s):
             if isinstance(action, RecordEvent):
                 self._write(action, now_s)

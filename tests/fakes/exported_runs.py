@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from isthmus.orchestrator.coordinator.journal import JournalReader
+from isthmus.orchestrator.core.run_record import Measurement
 from isthmus.orchestrator.exporters.figures import Point, RunFigures, Told
 from isthmus.orchestrator.exporters.libraries import NEEDS
 from isthmus.orchestrator.exporters.tool import Update
@@ -62,7 +63,7 @@ def figures_of(folder: RunFolder, spec: RunSpec) -> tuple[RunFigures, list[Point
     for event in before:
         events += figures.add_event(event)[1]
     for record in records_of(folder):
-        points += figures.add_metric(record)
+        points += figures.add_metric(Measurement.of(record))
     return figures, points, [*events, *figures.add_event(end)[1]]
 
 

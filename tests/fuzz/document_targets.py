@@ -168,7 +168,7 @@ def _read_journal(data: bytes) -> None:
             journal.execute("UPDATE runs SET run_id = ?", (path.parent.name,))
             journal.commit()
         recorded = RecordedRun(RunFolder(path.parent))
-        record = read_record(recorded.run(), list(recorded.events(0)))
+        record = read_record(recorded.run(), recorded.events(0))
     markdown([run_facts(record)], [])
 
 

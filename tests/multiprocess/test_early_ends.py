@@ -64,7 +64,7 @@ def test_the_others_go_on_and_that_is_said_at_once_and_no_loss(
     (at,) = [number for number, line in enumerate(lines) if noted["text"] in line]
     assert any(line.startswith("ACTIVE") for line in lines[:at])
     assert "sites that ended before the others: b" in data["notes"]
-    steps = {each["site"]: each["steps"] for each in data["sites"]}
+    steps = {each["site"]: each["num_steps"] for each in data["sites"]}
     assert steps == {"a": STEPS, "b": STEPS - 4, "c": STEPS} if num_sites == 3 else True
     found = learnt(run)
     assert len(found) == num_sites

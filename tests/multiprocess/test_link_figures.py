@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from isthmus.orchestrator.core.journaled_run import RecordedEvent
-from isthmus.orchestrator.dashboard.run_index import RunIndex
+from isthmus.orchestrator.dashboard.run_places import RunPlace
+from isthmus.orchestrator.dashboard.watched_run import WatchedRun
 from isthmus.orchestrator.exporters.figures import RunFigures
-from isthmus.orchestrator.exporters.run_follower import RunFollower
 from isthmus.orchestrator.run_folder.run_files import RunFiles
+from isthmus.orchestrator.runs.follower import RunFollower
 from isthmus.protos import metrics
 from isthmus.topology.spec.run_spec import RunSpec
 from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, job_yaml, kill, topology_yaml
@@ -64,11 +65,14 @@ def test_bytes_and_money_of_a_run_with_two_losses_are_all_that_gateways_sent(run
     assert report["sent_bytes"] == sum(sent.values())
     assert report["egress_usd"] == pytest.approx(USD_PER_BYTE * sum(sent.values()))
 
-    index = RunIndex(folder.name, folder, run.home, ("a", "b", "c"), None)
-    while index.read():
+    place = RunPlace(folder.name, run.home, is_own=False, elsewhere="", submitted_wall_s=0.0)
+    watched = WatchedRun(place)
+    watched.open(folder, ("a", "b", "c"), None)
+    while watched.read():
         pass
     assert {
-        pair: each[metrics.SENT_BYTES] for pair, each in index.figures()["links"].items()
+        pair: carried[metrics.SENT_BYTES]
+        for pair, (carried, _) in watched.figures()["links"].items()
     } == sent
     exported = exported_figures(run, folder)
     assert {
@@ -133,5 +137,5 @@ def exported_figures(run: Bench, folder: Path) -> list[tuple[str, tuple[str, ...
             if isinstance(each, RecordedEvent):
                 figures.add_event(each)
             else:
-                figures.add_metric(each.record)
+                figures.add_metric(each)
     return [(each.family.prometheus, each.labels, each.value) for each in figures.samples()]

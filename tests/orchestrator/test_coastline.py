@@ -8,24 +8,11 @@ import re
 import pytest
 
 from isthmus.orchestrator.evidence.report.coastline import WIDTH, View, land
-from isthmus.orchestrator.evidence.report.run_facts import SiteFacts
 from isthmus.orchestrator.evidence.report.sitemap import site_map
+from isthmus.orchestrator.runs.facts import SiteFacts
 
 HEIGHT = 600
-_SITE = SiteFacts(
-    site="",
-    lat=None,
-    lon=None,
-    num_ranks=1,
-    accelerator="cpu",
-    num_steps=0,
-    tokens_per_s=None,
-    step_s=None,
-    parts_s={},
-    hidden_inter_s=None,
-    encode_s=None,
-    decode_s=None,
-)
+_SITE = SiteFacts(site="", num_ranks=1, accelerator="cpu")
 WORLD = View(-180, 180, -85, 85)
 ON_LAND = {
     "Denver": (-105.0, 39.7),

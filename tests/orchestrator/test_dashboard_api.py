@@ -10,18 +10,16 @@ from urllib.parse import quote
 import pytest
 
 from isthmus.orchestrator.client.recorded_run import RecordedRun
-from isthmus.orchestrator.dashboard import run_index
-from isthmus.orchestrator.dashboard.journal_watch import JournalWatch
+from isthmus.orchestrator.dashboard import watched_run
 from isthmus.orchestrator.dashboard.pages import run_parts
-from isthmus.orchestrator.dashboard.run_index import RunIndex, Window
-from isthmus.orchestrator.dashboard.run_library import WatchedRun
 from isthmus.orchestrator.dashboard.run_places import RunPlace
 from isthmus.orchestrator.dashboard.run_view import shown
+from isthmus.orchestrator.dashboard.watched_run import WatchedRun, Window
 from isthmus.orchestrator.evidence.record.run_record import read_record
 from isthmus.orchestrator.evidence.report.run_facts import run_facts
-from isthmus.orchestrator.exporters import run_follower
 from isthmus.orchestrator.run_folder.home import REMOTE
 from isthmus.orchestrator.run_folder.run_files import METRICS
+from isthmus.orchestrator.runs import follower
 from isthmus.topology.presets.templates import topology_yaml
 from tests.fakes.dashboards import Answer, Served, growing_run, serving
 from tests.fakes.exported_runs import exported_run
@@ -77,9 +75,9 @@ def test_egress_is_what_the_report_says(tmp_path: Path) -> None:
         run = read_all(served, "/api/runs/r1", 40).json
         page = served.get("/runs/r1").body.decode()
     recorded = RecordedRun(folder)
-    facts = run_facts(read_record(recorded.run(), list(recorded.events(0))))
-    assert run["sent_bytes"] == facts.sent_bytes
-    assert run["egress_usd"] == pytest.approx(facts.egress_usd)
+    facts = run_facts(read_record(recorded.run(), recorded.events(0)))
+    assert run["sent_bytes"] == facts.totals.sent_bytes
+    assert run["egress_usd"] == pytest.approx(facts.egress and facts.egress.usd)
     assert [link.get("egress_usd") for link in run["links"]] == [
         link.egress_usd for link in facts.links
     ]
@@ -143,22 +141,22 @@ def test_a_part_of_the_steps(tmp_path: Path) -> None:
 def test_a_history_is_shown_while_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_index, "READ_BYTES", 20_000)
-    monkeypatch.setattr(run_index, "KEPT_FIGURES_S", 0.0)
+    monkeypatch.setattr(follower, "READ_BYTES", 20_000)
+    monkeypatch.setattr(watched_run, "KEPT_FIGURES_S", 0.0)
     shares = []
     with growing_run(tmp_path) as run:
         run.take_steps(80)
         folder = run.folder.path
         place = RunPlace("g1", folder, is_own=True, elsewhere="", submitted_wall_s=0.0)
-        watched = WatchedRun(place, JournalWatch("g1", folder, is_own=True))
-        index = RunIndex("g1", folder, folder, SITES, None)
-        while index.read() or not index.is_complete.is_set():
-            view = shown(watched, index)
+        watched = WatchedRun(place)
+        watched.open(folder, SITES, None)
+        while watched.read() or not watched.figures()["is_complete"]:
+            view = shown(watched)
             shares.append(view["metrics"]["share_read"])
             assert view["steps"] == 80, "what the journal says"
-            head = run_parts(view, index.steps(Window()), [], [], 0, Window())["head"]
+            head = run_parts(view, watched.steps(Window()), [], [], 0, Window())["head"]
             assert f"Reading history, {int(100 * shares[-1])} %" in head
-        assert shown(watched, index)["metrics"]["is_complete"]
+        assert shown(watched)["metrics"]["is_complete"]
     assert shares == sorted(shares)
     assert 0.0 < shares[0] < 0.5
     assert len(shares) > 5
@@ -169,13 +167,13 @@ def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
         run.take_steps(20)
         read_all(served, "/api/runs/g1", 20)
         read: list[bytes] = []
-        objects_of = run_follower._objects_of
+        objects_of = follower._objects_of
 
         def counted(texts: list[bytes]) -> list[dict[str, object] | None]:
             read.extend(texts)
             return objects_of(texts)
 
-        with mock.patch.object(run_follower, "_objects_of", counted):
+        with mock.patch.object(follower, "_objects_of", counted):
             run.take_steps(2)
             read_all(served, "/api/runs/g1", 22)
             for _ in range(5):
@@ -194,16 +192,16 @@ def test_a_site_is_lost_and_returns(tmp_path: Path) -> None:
         assert lost["num_out"] == 1
         page = served.get("/runs/g1").text
         assert 'class="site out"' in page
-        assert "virginia lost" in page
+        assert "virginia was lost" in page
         run.event("site.returning", "virginia")
         run.event("site.returned", "virginia")
         run.take_steps(2)
         back = read_all(served, "/api/runs/g1", 10).json
         assert [site["state"] for site in back["sites"]] == ["RUNNING"] * 3
         marks = served.get("/api/runs/g1/steps").json["marks"]
-        assert marks == [
-            {"step": 5, "words": "virginia lost"},
-            {"step": 8, "words": "virginia returned"},
+        assert [(each["step"], each["site"], each["text"]) for each in marks] == [
+            (5, "virginia", "virginia was lost"),
+            (8, "virginia", "site virginia is training with the others again"),
         ]
         events = served.get("/api/runs/g1/events").json["events"]
         assert [each["kind"] for each in events[-2:]] == ["site.returning", "site.returned"]

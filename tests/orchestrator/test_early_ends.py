@@ -8,6 +8,7 @@ import pytest
 
 from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.epoch_changes import Action
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.journaled_run import fold
 from isthmus.orchestrator.core.quorum import Limits
 from isthmus.orchestrator.core.run_events import (
@@ -147,7 +148,7 @@ def test_a_change_that_is_under_way_gives_way() -> None:
 def test_the_next_coordinator_knows_the_last_round() -> None:
     core, later = machine(), machine()
     done(core, "sa")
-    later.restore([RecordEvent("site.done", "sa", {"round": 9})])
+    later.restore([RecordEvent(EventKind.SITE_DONE, "sa", {"round": 9})])
     for name in later.epoch.members:
         later.tell(SiteJoined(name, "host", 0), 10)
     assert later.tell(RoundBegun("ap", 10), 11)[0] == SiteEndedEarly("sa", 9, "ap", 10, num_left=2)
@@ -172,7 +173,9 @@ def test_an_early_end_is_said_at_once_and_the_run_is_a_plain_success() -> None:
     world = World(3, needs_all=False, may_return=True)
     (said,) = ends_early(world)
     assert said == RecordEvent(
-        "site.ended_early", "c", {"round": 9, "note": f"{SAID}; the others go on without it"}
+        EventKind.SITE_ENDED_EARLY,
+        "c",
+        {"round": 9, "note": f"{SAID}; the others go on without it"},
     )
     actions = world.tell(GoOnWithout("c", "it ended after round 9"))
     assert SendRelease("c") in actions
@@ -220,7 +223,7 @@ def test_the_next_coordinator_takes_an_early_end_for_no_loss(up_to: str) -> None
     ends_early(world)
     world.tell(GoOnWithout("c", "it ended after round 9"), SiteEnded("c", succeeded=True))
     records = recorded_events(world)
-    last = [each.kind for each in records].index(up_to, -1 if up_to == "site.ended" else 0)
+    last = [str(each.kind) for each in records].index(up_to, -1 if up_to == "site.ended" else 0)
     later.recall(records[: last + 1])
     if up_to == "site.ended_early":
         later.tell(GoOnWithout("c", "it ended after round 9"))
@@ -235,7 +238,7 @@ def test_the_view_has_the_note_and_the_site_as_ended() -> None:
     world.tell(GoOnWithout("c", "it ended after round 9"), SiteEnded("c", succeeded=True))
     world.tell(run_events.SiteLost("c", "its agent has left"))
     told = {"name": "n", "folder": "f", "sites": ["a", "b", "c"], "links": []}
-    records = [RecordEvent("run.submitted", detail=told), *recorded_events(world)]
+    records = [RecordEvent(EventKind.RUN_SUBMITTED, detail=told), *recorded_events(world)]
     view = fold("run", [read_again(each, number) for number, each in enumerate(records)])
     assert view.notes == [f"{SAID}; the others go on without it"]
     assert view.sites["c"].state is run_events.SiteState.ENDED

@@ -9,16 +9,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from isthmus.orchestrator.core.journaled_run import JournaledRun
-from isthmus.orchestrator.core.run_metrics import RunMetrics, summarise
-from isthmus.orchestrator.evidence.view.egress import DAY_S, PRICE, egress_of, link_costs
+from isthmus.orchestrator.core.run_record import RunRecord
+from isthmus.orchestrator.evidence.view.egress import PRICE, egress_of
 from isthmus.orchestrator.evidence.view.live import LiveTable
 from isthmus.orchestrator.evidence.view.summary import RunSummary
+from isthmus.orchestrator.runs.facts import DAY_S, link_facts, summarise
 from tests.cli.runs import a_run
 
 USD_PER_BYTE = 2e-11
-LINK = {"source": "a", "target": "b", "sent_bytes": 1e12, "raw_bytes": 4e12, PRICE: USD_PER_BYTE}
-FREE = {"source": "b", "target": "a", "sent_bytes": 9e12, "raw_bytes": 9e12}
+LINK: dict[str, Any] = {
+    "source": "a",
+    "target": "b",
+    "sent_bytes": 1e12,
+    "raw_bytes": 4e12,
+    PRICE: USD_PER_BYTE,
+}
+FREE: dict[str, Any] = {"source": "b", "target": "a", "sent_bytes": 9e12, "raw_bytes": 9e12}
 
 
 def rendered(what: Any) -> str:  # noqa: ANN401 - whatever rich prints
@@ -37,9 +43,10 @@ def test_a_run_has_a_price_so_far_a_step_and_a_day() -> None:
     assert found.line() == (
         "$20.00, $0.01 a step, $480.00 a day; int8 instead of fp32 saves $1440.00 a day"
     )
-    assert link_costs(LINK, 3600.0, 1.8) == pytest.approx(
-        {"egress_usd": 20.0, "egress_usd_per_day": 480.0, "egress_usd_per_step": 0.01}
-    )
+    link = link_facts({"source": "a", "target": "b", **LINK}, LINK, active_s=3600.0, step_s=1.8)
+    assert link.egress_usd == pytest.approx(20.0)
+    assert link.egress_usd_per_day == pytest.approx(480.0)
+    assert link.egress_usd_per_step == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +72,8 @@ def test_without_a_price_or_a_time_there_is_no_price(
     links: list[dict[str, Any]], active_s: float | None
 ) -> None:
     assert egress_of(links, active_s=active_s, step_s=1.0, codec="int8") is None
-    assert link_costs(FREE, 9.0, 1.0) == {}
+    free = link_facts({"source": "a", "target": "b", **FREE}, FREE, active_s=9.0, step_s=1.0)
+    assert (free.egress_usd, free.egress_usd_per_day, free.egress_usd_per_step) == (None,) * 3
 
 
 def test_status_tells_it_by_link_and_in_a_line() -> None:
@@ -83,16 +91,16 @@ def test_status_tells_it_by_link_and_in_a_line() -> None:
 
 
 def test_the_summary_keeps_it() -> None:
-    view, measured = JournaledRun("r1"), RunMetrics(("a", "b"))
-    view.about = {
+    record = RunRecord("r1", ("a", "b"))
+    record.view.about = {
         "codec": "int8",
         "links": [
             {"source": "a", "target": "b", "bytes_per_s": 1.0, "rtt_s": 1.0, PRICE: USD_PER_BYTE}
         ],
     }
     values = {"sent_bytes": 1e12, "raw_bytes": 4e12, "busy_s": 1.0}
-    measured.add("a", "link", 0, values, {"source": "a", "target": "b"})
-    summary = summarise(view, measured, active_s=3600.0, verified_steps=0)
+    record.measured.add("a", "link", 0, values, {"source": "a", "target": "b"})
+    summary = summarise(record, active_s=3600.0, verified_steps=0)
     text = rendered(RunSummary(summary))
     assert "$20.00, $480.00 a day" in text
     assert "int8 instead of fp32 saves $1440.00 a day" in text

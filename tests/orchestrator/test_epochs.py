@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.epoch_changes import Action
 from isthmus.orchestrator.core.epochs import EpochRules, Epochs
+from isthmus.orchestrator.core.event_kinds import EventKind, kind_named
 from isthmus.orchestrator.core.journaled_run import JournaledRun
 from isthmus.orchestrator.core.members import Absence, Contact, Standing
 from isthmus.orchestrator.core.quorum import Limits
@@ -74,19 +75,19 @@ class Core(Epochs):
         site = self._sites.get(getattr(event, "site", ""))
         is_back = isinstance(event, SiteRunning) and site and site.standing is Standing.OUTSIDE
         if is_back and site:
-            self._keep("site.returning", site.name)
-            self._keep("site.running", site.name)
+            self._keep(EventKind.SITE_RETURNING, site.name)
+            self._keep(EventKind.SITE_RUNNING, site.name)
         match event:
             case SiteLost() if event.silent_s:
                 self._contacts[event.site].miss(Absence.SILENT, event.message, now_s)
             case SiteLost():
-                self._keep("site.gone", event.site, message=event.message)
+                self._keep(EventKind.SITE_GONE, event.site, message=event.message)
             case SiteEnded():
                 why = event.failures[0].reason if event.failures else "it has ended"
                 succeeded = event.succeeded and not self._sites[event.site].gone
-                self._keep("site.ended", event.site, succeeded=succeeded, why=why)
+                self._keep(EventKind.SITE_ENDED, event.site, succeeded=succeeded, why=why)
             case SiteDone():
-                self._keep("site.done", event.site, round=event.round)
+                self._keep(EventKind.SITE_DONE, event.site, round=event.round)
         actions = []
         for each in self.handle(event, now_s):
             match each:
@@ -94,13 +95,13 @@ class Core(Epochs):
                     self._keep(each.kind, each.site, **each.detail)
                 case GoOnWithout():
                     detail = {"message": each.why, "is_out": True}
-                    self._keep("site.lost", each.site, **detail)
+                    self._keep(EventKind.SITE_LOST, each.site, **detail)
                 case SiteRejoined():
-                    self._keep("site.returned", each.site)
+                    self._keep(EventKind.SITE_RETURNED, each.site)
             actions.append(each)
         return actions
 
-    def _keep(self, kind: str, site: str, **detail: object) -> None:
+    def _keep(self, kind: EventKind, site: str, **detail: object) -> None:
         """Have the fold take what the run would write down."""
         self._kept.apply(read_again(RecordEvent(kind, site, detail), 0))
 
@@ -361,7 +362,7 @@ def test_who_has_failed_before_it_left_has_failed_whatever_is_told_later() -> No
 
 
 def test_what_was_written_down_is_told_again_by_the_next_coordinator() -> None:
-    core, journal = machine(), [RecordEvent("run.active")]
+    core, journal = machine(), [RecordEvent(EventKind.RUN_ACTIVE)]
     for event in (SiteLost("sa", "gone"), settled("ap", 1, 5, (0, 1)), settled("eu", 1, 5)):
         journal += [each for each in core.tell(event, 10) if isinstance(each, RecordEvent)]
     later = machine()
@@ -686,9 +687,9 @@ def test_the_next_coordinator_knows_that_a_site_which_came_back_is_not_done_agai
     core = machine()
     core.restore(
         [
-            RecordEvent("site.done", "sa"),
-            RecordEvent("site.lost", "sa"),
-            RecordEvent("site.returning", "sa"),
+            RecordEvent(EventKind.SITE_DONE, "sa"),
+            RecordEvent(EventKind.SITE_LOST, "sa"),
+            RecordEvent(EventKind.SITE_RETURNING, "sa"),
         ]
     )
     assert not core._sites["sa"].is_done
@@ -710,7 +711,7 @@ def expired(core: Core, site: str, *, is_renewed: bool = False) -> None:
     """Have the fold take what the coordinator writes down of a certificate."""
     stage = "valid" if is_renewed else "expired"
     detail = {"certificate": f"{site}.gateway", "ends_wall_s": 1.0}
-    core._keep(f"certificate.{stage}", site, **detail)
+    core._keep(kind_named(f"certificate.{stage}"), site, **detail)
 
 
 def test_a_site_whose_certificate_has_expired_is_waited_for_until_it_is_renewed() -> None:
@@ -773,7 +774,7 @@ def test_an_operator_drops_a_site_whose_certificate_has_expired() -> None:
     core.tell(SessionBroken("sa", "it broke"), 10)
     core.tell(SiteLost("sa", "its lease has ended", silent_s=15.0), 25)
     assert core.tell(Ticked(), 1000) == []
-    core._keep("site.drop_requested", "sa", message="it was dropped")
+    core._keep(EventKind.SITE_DROP_REQUESTED, "sa", message="it was dropped")
     actions = core.tell(DropRequested("sa", "it was dropped"), 1001)
     after_s = 1001 + LIMITS.detect_s
     assert "epoch.proposed" in kinds([*actions, *core.tell(Ticked(), after_s)])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from isthmus.orchestrator.core.journaled_run import RecordedEvent
+from isthmus.orchestrator.core.run_record import Measurement
 from isthmus.orchestrator.exporters.families import FAMILIES, Kind
 from isthmus.orchestrator.exporters.figures import PARTS, RunFigures, Told
 from isthmus.topology.spec.exporters import EVENTS
@@ -29,6 +30,12 @@ def event(kind: str, sequence: int = 9, site: str = "", **detail: object) -> Rec
         site=site,
         detail=detail,
     )
+
+
+def measured(
+    site: str, kind: str, step: int, wall_s: float, values: dict[str, float], **labels: str
+) -> Measurement:
+    return Measurement.of(metric(site, kind, step, wall_s, values, **labels))
 
 
 def begun() -> RunFigures:
@@ -102,7 +109,7 @@ def test_a_links_use_is_of_the_last_seconds() -> None:
     for tick in range(9):
         sent_bytes = 0.25 * link.bytes_per_s * tick / 2 + (1e9 if tick < 1 else 0)
         values = {"sent_bytes": sent_bytes, "limited_bytes": 50.0 * tick, "limited_s": 2.0 * tick}
-        figures.add_metric(metric(link.source, "link", 0, BEGAN_S + tick / 2, values, **ends))
+        figures.add_metric(measured(link.source, "link", 0, BEGAN_S + tick / 2, values, **ends))
     found = by_name(figures)
     assert found[("isthmus_link_utilisation_ratio", *pair)] == pytest.approx(0.25)
     assert found[("isthmus_link_measured_bytes_per_second", *pair)] == 25
@@ -131,7 +138,7 @@ def test_every_whole_step_has_the_loss_of_its_batch_once(tmp_path: Path) -> None
 def test_a_site_that_catches_up_has_no_loss() -> None:
     figures = begun()
     figures.add_metric(
-        metric("oregon", "step", 1, BEGAN_S, {"loss": 0.0, "site_tokens": 0.0, "step_s": 1.0})
+        measured("oregon", "step", 1, BEGAN_S, {"loss": 0.0, "site_tokens": 0.0, "step_s": 1.0})
     )
     assert ("isthmus_site_loss", "oregon") not in by_name(figures)
     assert ("isthmus_tokens_per_second",) not in by_name(figures)
@@ -162,7 +169,7 @@ def test_events_are_told_by_kind_with_a_line_for_people(tmp_path: Path) -> None:
     assert found["isthmus_run_state", "FAILED"] == 1
     assert found["isthmus_checkpoint_step",] == 20
     recorded: list[Told] = figures_of(exported_run(tmp_path), spec_with())[2]
-    assert [(each.event, each.text) for each in recorded] == [("end", "run r1 SUCCEEDED: done")]
+    assert [(each.event, each.text) for each in recorded] == [("end", "run r1 SUCCEEDED")]
     assert {each.event for each in recorded} <= set(EVENTS)
 
 
@@ -170,12 +177,12 @@ def test_what_a_site_sends_again_counts_once() -> None:
     figures = begun()
     values = {"loss": 2.0, "site_tokens": 8.0, "step_s": 1.0}
     for step in (1, 2, 2, 1, 3):
-        figures.add_metric(metric("oregon", "step", step, BEGAN_S, values))
+        figures.add_metric(measured("oregon", "step", step, BEGAN_S, values))
     found = by_name(figures)
     assert found["isthmus_steps_total", "oregon"] == 3
     assert found["isthmus_tokens_total", "oregon"] == 24
     points = [
-        figures.add_metric(metric("oregon", "evaluation", step, BEGAN_S, {"held_out_loss": 1.0}))
+        figures.add_metric(measured("oregon", "evaluation", step, BEGAN_S, {"held_out_loss": 1.0}))
         for step in (10, 10, 20)
     ]
     assert [len(each) for each in points] == [1, 0, 1]
@@ -183,8 +190,8 @@ def test_what_a_site_sends_again_counts_once() -> None:
 
 def test_metrics_of_nobody_or_of_another_build_change_nothing() -> None:
     figures = begun()
-    assert figures.add_metric(metric("nobody", "step", 1, BEGAN_S, {"loss": 1.0})) == []
-    assert figures.add_metric(metric("oregon", "new_kind", 1, BEGAN_S, {"x": 1.0})) == []
+    assert figures.add_metric(measured("nobody", "step", 1, BEGAN_S, {"loss": 1.0})) == []
+    assert figures.add_metric(measured("oregon", "new_kind", 1, BEGAN_S, {"x": 1.0})) == []
 
 
 def test_names_keep_to_the_tools_conventions() -> None:

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from isthmus.orchestrator.core.journaled_run import JournaledRun
 from isthmus.orchestrator.core.model_flops import Done, Mfu, ModelFlops, ModelReport
-from isthmus.orchestrator.core.run_metrics import RunMetrics, summarise
+from isthmus.orchestrator.core.run_metrics import RunMetrics
+from isthmus.orchestrator.core.run_record import RunRecord
 from isthmus.orchestrator.evidence.report.planned_steps import planned_mfu
+from isthmus.orchestrator.runs.facts import summarise
 from isthmus.protos import metrics
 from isthmus.topology.catalogue.accelerators import catalogue
 from isthmus.topology.spec.expected_devices import DEVICES, OWN_NAMES
@@ -149,7 +150,8 @@ def test_devices_are_of_the_catalogue_and_pass_for_what_they_are() -> None:
 
 
 def test_a_run_has_them_of_sites_of_its_latest_step_and_of_itself() -> None:
-    measured = RunMetrics(("a", "b"), ModelFlops(job(SCRIPT), topology()))
+    record = RunRecord("run", ("a", "b"), ModelFlops(job(SCRIPT), topology()))
+    measured = record.measured
     step = {metrics.STEP_S: 2.0, metrics.SITE_TOKENS: 0.4 * PEAK_FLOPS_PER_S / 6000}
     for site in ("a", "b"):
         measured.add(site, metrics.STEP, 1, step, {})
@@ -163,7 +165,7 @@ def test_a_run_has_them_of_sites_of_its_latest_step_and_of_itself() -> None:
     latest = {name: each["latest"] for name, each in measured.progress()["sites"].items()}
     assert latest["a"][metrics.MFU_ESTIMATE] == pytest.approx(0.2)
     assert latest["b"][metrics.MFU_ESTIMATE] == pytest.approx(0.4)
-    summary = summarise(JournaledRun("run"), measured, active_s=5.0, verified_steps=0)
+    summary = summarise(record, active_s=5.0, verified_steps=0)
     assert summary[metrics.MFU] is None
     assert summary[metrics.MFU_ESTIMATE] == pytest.approx(3 * 0.4 / 5)
     assert [site[metrics.MFU_ESTIMATE] for site in summary["sites"]] == pytest.approx(

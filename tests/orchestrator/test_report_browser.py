@@ -60,7 +60,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         record_run(home, "r2", sites=(LONG, "<b>b", "c"), name=LONG, buckets=30, seed=3),
     ):
         recorded = RecordedRun(folder)
-        runs.append(run_facts(read_record(recorded.run(), list(recorded.events(0)))))
+        runs.append(run_facts(read_record(recorded.run(), recorded.events(0))))
     path = home / "report.html"
     bench = read_bench(record_bench(home) / BENCH)
     path.write_text(page(runs, [bench], "0.0"), encoding="utf-8")

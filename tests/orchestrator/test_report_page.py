@@ -17,14 +17,14 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from isthmus.orchestrator.client.recorded_run import RecordedRun
-from isthmus.orchestrator.coordinator.control_messages import event_message, run_message
+from isthmus.orchestrator.coordinator.control_messages import run_message
 from isthmus.orchestrator.coordinator.journal import Journal
 from isthmus.orchestrator.core.epoch_record import detail_of
-from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
-from isthmus.orchestrator.core.run_metrics import RunMetrics, summarise
+from isthmus.orchestrator.core.journaled_run import RecordedEvent
+from isthmus.orchestrator.core.run_record import Measurement, RunRecord
 from isthmus.orchestrator.core.slow_sites import SlowPeriod
 from isthmus.orchestrator.evidence.record.bench_record import BENCH, Bench, read_bench
-from isthmus.orchestrator.evidence.record.run_record import MAX_SAMPLES, RunRecord, read_record
+from isthmus.orchestrator.evidence.record.run_record import MAX_SAMPLES, RunRecording, read_record
 from isthmus.orchestrator.evidence.record.step_timelines import (
     MAX_READ_STEPS,
     TimelineReader,
@@ -37,6 +37,7 @@ from isthmus.orchestrator.evidence.trace_events import rates
 from isthmus.orchestrator.evidence.view.live import plain_line
 from isthmus.orchestrator.run_folder.home import JOB, TOPOLOGY, RunFolder
 from isthmus.orchestrator.run_folder.run_files import METRICS, RunFiles
+from isthmus.orchestrator.runs.facts import summarise
 from isthmus.topology.presets.templates import topology_yaml
 from isthmus.topology.spec.epoch import Epoch
 from isthmus.topology.spec.lanes import AgentMachine, decide_lanes, with_lanes
@@ -55,9 +56,9 @@ FAULTS = (
 )
 
 
-def record_of(folder: RunFolder) -> RunRecord:
+def record_of(folder: RunFolder) -> RunRecording:
     recorded = RecordedRun(folder)
-    return read_record(recorded.run(), list(recorded.events(0)))
+    return read_record(recorded.run(), recorded.events(0))
 
 
 def facts_of(folder: RunFolder) -> RunFacts:
@@ -137,26 +138,26 @@ def test_the_page_of_a_run_has_all_sections(tmp_path: Path) -> None:
 
 def test_figures_follow_from_the_records(tmp_path: Path) -> None:
     facts = facts_of(record_run(tmp_path, faults=FAULTS, steps=40))
-    assert (facts.steps, facts.verified_steps) == (40, 5)
-    assert facts.tokens == pytest.approx(245760)
-    assert facts.tokens_per_s == pytest.approx(245760 / (40 * 0.4))
+    assert (facts.totals.steps, facts.outcome.verified_steps) == (40, 5)
+    assert facts.totals.tokens == pytest.approx(245760)
+    assert facts.totals.tokens_per_s == pytest.approx(245760 / (40 * 0.4))
     for site in facts.sites:
         assert sum(site.parts_s.values()) == pytest.approx(site.step_s)
     link = facts.links[0]
     assert link.use == pytest.approx(7.5e6 / 25e6)
-    assert link.ratio == pytest.approx(2.85)
+    assert link.compression_ratio == pytest.approx(2.85)
     assert (link.lost_packets, link.dropped_packets) == (32, 0)
     assert facts.links[-1].sent_bytes is None
     assert not facts.gaps
-    assert [each.step for each in facts.happened] == [10, 20, 30, 40]
-    assert [each.mark for each in facts.happened] == [1, 2, 3, 4]
-    assert [each.where for each in facts.happened] == [
+    assert [each.step for each in facts.time.happened] == [10, 20, 30, 40]
+    assert [each.mark for each in facts.time.happened] == [1, 2, 3, 4]
+    assert [each.where for each in facts.time.happened] == [
         "oregon → virginia",
         "virginia → oregon",
         "montreal",
         "everywhere",
     ]
-    assert facts.num_timelines == 7
+    assert facts.steps.num_timelines == 7
     assert json.loads(json.dumps(dataclasses.asdict(facts)))["plan"]["codec"] == "bf16-split"
 
 
@@ -168,8 +169,9 @@ def test_what_a_run_ran_on_is_told(tmp_path: Path) -> None:
         assert "0123456789 + changes" in text
         assert "trainer.seed=3" in text
         assert "different commits" not in text
-    other = dataclasses.replace(facts.machines[0], commit="f" * 40)
-    facts = dataclasses.replace(facts, machines=(other, *facts.machines[1:]))
+    other = dataclasses.replace(facts.place.machines[0], commit="f" * 40)
+    machines = (other, *facts.place.machines[1:])
+    facts = dataclasses.replace(facts, place=dataclasses.replace(facts.place, machines=machines))
     assert "Sites ran different commits of the script." in page_of(facts)
 
 
@@ -209,9 +211,9 @@ def test_stalls_losses_and_what_sites_did_are_drawn(tmp_path: Path) -> None:
                 kind, wall_s=ACTIVE_S + 18, generation=1, run_id="r1", site=site, detail=detail
             )
     facts = facts_of(folder)
-    [stall] = facts.stalls
+    [stall] = facts.time.stalls
     assert (stall.step, stall.cause) == (41, "montreal was lost")
-    assert [phase.what for phase in facts.lanes[2].phases] == ["training", "out"]
+    assert [phase.what for phase in facts.time.lanes[2].phases] == ["training", "out"]
     text = page_of(facts)
     checked(text)
     assert text.count('class="stall"') == 1
@@ -224,10 +226,11 @@ def test_stalls_losses_and_what_sites_did_are_drawn(tmp_path: Path) -> None:
 def test_whom_the_others_waited_for_is_told(tmp_path: Path) -> None:
     folder = record_run(tmp_path, steps=40)
     facts = facts_of(folder)
-    assert not facts.slow
+    assert not facts.time.slow
     assert "Slow, not hung" not in page_of(facts)
     period = SlowPeriod("oregon", 3, 30, num_steps=28, total_s=14.0, for_s=56.0, is_over=True)
-    facts = dataclasses.replace(facts, slow=(period,), slow_times=((1.2, 12.0),))
+    time = dataclasses.replace(facts.time, slow=(period,), slow_times=((1.2, 12.0),))
+    facts = dataclasses.replace(facts, time=time)
     for text in (page_of(facts), markdown([facts], [])):
         assert "Slow, not hung" in text
         assert "500ms" in text
@@ -238,7 +241,8 @@ def test_egress_is_priced(tmp_path: Path) -> None:
     text = topology_yaml().replace("rtt: 62ms,", "rtt: 62ms, egress: 0.02USD/GB,")
     facts = facts_of(record_run(tmp_path, topology=text))
     sent = sum(link.sent_bytes or 0 for link in facts.links[:2])
-    assert facts.egress_usd == pytest.approx(sent * 0.02e-9)
+    assert facts.egress is not None
+    assert facts.egress.usd == pytest.approx(sent * 0.02e-9)
     assert "egress" in page_of(facts)
     assert facts.egress is not None
     assert facts.links[0].egress_usd_per_day is not None
@@ -290,7 +294,7 @@ def test_with_a_serial_schedule_buckets_wait_for_the_end_of_backward(
     step = {"begin_s": 0.0, "computed_s": 3.0, "end_s": 5.0}
     for kind, values in (("bucket", {**bucket, "finished_s": 4.1}), ("timeline", step)):
         append_line(folder, f"{json.dumps(metric('oregon', kind, 1, 5.0, values))}\n")
-    (timeline,) = facts_of(folder).timelines
+    (timeline,) = facts_of(folder).steps.timelines
     assert [each.submitted_s for each in timeline.sites["oregon"].buckets] == [expected_s]
 
 
@@ -304,9 +308,9 @@ def test_nothing_is_learnt_from_modelled_compute(tmp_path: Path) -> None:
 
 def test_a_failed_run_says_why_and_where(tmp_path: Path) -> None:
     facts = facts_of(record_run(tmp_path, state="FAILED", reason="rank 1 was killed"))
-    assert facts.happened[-1].what == "RANK_KILLED"
-    assert facts.happened[-1].where == "montreal"
-    assert facts.happened[-1].step == 30
+    assert facts.time.happened[-1].what == "RANK_KILLED"
+    assert facts.time.happened[-1].where == "montreal"
+    assert facts.time.happened[-1].step == 30
     assert facts.verdict.headline.startswith("Failed after 40 steps (RANK_KILLED).")
     text = page_of(facts)
     checked(text)
@@ -321,7 +325,7 @@ def test_a_switch_to_other_trees_stands_among_what_happened(tmp_path: Path) -> N
             "run.replanned", wall_s=ACTIVE_S + 5, generation=1, run_id="r1", detail=detail
         )
     facts = facts_of(folder)
-    assert [each.what for each in facts.happened][1] == "from round 12 on"
+    assert [each.what for each in facts.time.happened][1] == "from round 12 on"
     text = page_of(facts)
     checked(text)
     assert "from round 12 on" in text
@@ -348,26 +352,23 @@ def test_status_summary_and_report_have_one_loss_when_a_site_was_lost(tmp_path: 
         )
         for place, (wall_s, kind, site, detail) in enumerate(written)
     ]
-    view, measured = JournaledRun("r1"), RunMetrics(("a", "b"))
-    told = [
+    kept = RunRecord("r1", ("a", "b"))
+    for event in events:
+        kept.apply(event)
+    for wall_s, site, step, loss in (
         (2.0, "a", 1, 2.0), (2.1, "b", 1, 4.0), (3.0, "a", 2, 8.0), (5.0, "a", 3, 1.0),
         (6.0, "a", 4, 0.5),
-    ]  # fmt: skip
-    left = list(events)
-    for wall_s, site, step, loss in told:
-        while left and left[0].wall_s <= wall_s:
-            view.apply(left.pop(0))
-            measured.count(view.counted)
+    ):  # fmt: skip
         values = {"loss": loss, "site_tokens": 100.0, "step_s": 0.5}
-        measured.add(site, "step", step, values, {})
+        kept.measure(Measurement.of(metric(site, "step", step, wall_s, values)))
         RunFiles(tmp_path).append_metrics([metric(site, "step", step, wall_s, values)])
-    run = run_message(view, measured.progress())
-    summary = summarise(view, measured, active_s=9.0, verified_steps=0)
-    facts = run_facts(read_record(run, [event_message(each) for each in events]))
+    run = run_message(kept.view, kept.measured.progress())
+    summary = summarise(kept, active_s=9.0, verified_steps=0)
+    facts = run_facts(read_record(run, events))
     assert "loss 0.5000  200 tokens/s" in plain_line(run)
-    assert summary["losses"] == [[step, loss] for step, loss in facts.losses]
+    assert summary["losses"] == [[step, loss] for step, loss in facts.loss.losses]
     assert summary["losses"] == [[1, 3.0], [2, 8.0], [3, 1.0], [4, 0.5]]
-    assert facts.last_loss == 0.5
+    assert facts.totals.loss == 0.5
 
 
 def test_gateways_are_those_that_were_decided(tmp_path: Path) -> None:
@@ -424,7 +425,7 @@ def test_lines_that_make_no_sense_are_counted_and_left_out(tmp_path: Path) -> No
         append_line(folder, f"{line}\n")
     append_line(folder, '{"kind": "st')  # still being written
     facts = facts_of(folder)
-    assert facts.losses == before.losses
+    assert facts.loss.losses == before.loss.losses
     assert [gap for gap in facts.gaps if "7 lines" in gap]
 
 
@@ -432,9 +433,9 @@ def test_lines_that_make_no_sense_are_counted_and_left_out(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_long_run_is_drawn_in_bounds(tmp_path: Path) -> None:
     facts = facts_of(record_run(tmp_path, steps=400, every=4, buckets=40))
-    assert facts.num_timelines == 103
-    assert len(facts.timelines) == 12
-    assert [facts.timelines[0].step, facts.timelines[-1].step] == [1, 400]
+    assert facts.steps.num_timelines == 103
+    assert len(facts.steps.timelines) == 12
+    assert [facts.steps.timelines[0].step, facts.steps.timelines[-1].step] == [1, 400]
     text = page_of(facts)
     assert "12 of 103 steps" in text
     assert len(text) < 2 << 20

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from isthmus.orchestrator.evidence.report.charts import linear, logarithmic, rounded, ticks
 from isthmus.orchestrator.evidence.report.html import Markup, element, join, shortened
-from isthmus.orchestrator.evidence.report.run_facts import SiteFacts
 from isthmus.orchestrator.evidence.report.sitemap import latitude, lay_out, longitude
 from isthmus.orchestrator.evidence.trace_events import assign_lanes
+from isthmus.orchestrator.runs.facts import SiteFacts
 
 SPANS = st.tuples(st.floats(-1e9, 1e9, allow_nan=False), st.floats(1e-6, 1e9, allow_nan=False))
 
@@ -51,20 +51,7 @@ def test_scales() -> None:
 
 
 def site(name: str, lat: float | None = None, lon: float | None = None) -> SiteFacts:
-    return SiteFacts(
-        site=name,
-        lat=lat,
-        lon=lon,
-        num_ranks=2,
-        accelerator="cpu",
-        num_steps=0,
-        tokens_per_s=None,
-        step_s=None,
-        parts_s={},
-        hidden_inter_s=None,
-        encode_s=None,
-        decode_s=None,
-    )
+    return SiteFacts(site=name, lat=lat, lon=lon, num_ranks=2, accelerator="cpu")
 
 
 def test_a_map_has_north_above_and_east_right() -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.orchestrator.evidence.record import run_record
 from isthmus.orchestrator.evidence.record.run_record import read_record
 from isthmus.orchestrator.run_folder import log_files, run_files
 from isthmus.orchestrator.run_folder.log_files import LogReader, LogWriter
 from isthmus.orchestrator.run_folder.rotated_lines import Limits, PartWriter, parts_of
 from isthmus.orchestrator.run_folder.run_files import METRICS, MetricsError, RunFiles, read_metrics
+from isthmus.orchestrator.runs import follower
 from isthmus.protos.control.v1 import control_pb2
 from tests.fakes.recorded_runs import metric
 
@@ -171,7 +171,7 @@ def test_a_report_reads_all_parts_and_says_what_is_gone(
     assert any(f"its first {parts[0].first} lines" in gap for gap in record.gaps), record.gaps
     # The oldest part goes just when it was to be read.
     parts[0].path.unlink()
-    monkeypatch.setattr(run_record, "parts_of", lambda _: parts)
+    monkeypatch.setattr(follower, "parts_of", lambda _: parts)
     record = read_record(run, [])
     assert [step for step, _ in record.evaluations] == list(range(parts[1].first, 60))
     assert any(f"its first {parts[1].first} lines" in gap for gap in record.gaps), record.gaps

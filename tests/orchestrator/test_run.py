@@ -8,6 +8,7 @@ import pytest
 
 from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.epoch_record import detail_of
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.members import Member, Stage
 from isthmus.orchestrator.core.run_events import Endpoint, RecordEvent, RunState
 from isthmus.orchestrator.core.stall_watch import AbsentRank
@@ -428,9 +429,9 @@ def test_failed_checkpoints_are_told_once_a_kind_and_end_nothing() -> None:
     for step in (10, 20):
         for site in "ab":
             reason = f"rank 0: No space left: '/store/.step-{step:08}.g1'"
-            world.tell(run_events.StorageFailed(run_events.NO_CHECKPOINT, site, step, reason))
+            world.tell(run_events.StorageFailed(EventKind.CHECKPOINT_FAILED, site, step, reason))
     world.tell(
-        run_events.StorageFailed(run_events.NO_CHECKPOINT, "a", 30, "rank 0: Permission denied")
+        run_events.StorageFailed(EventKind.CHECKPOINT_FAILED, "a", 30, "rank 0: Permission denied")
     )
     notes = [
         action.detail["note"]
@@ -444,7 +445,7 @@ def test_failed_checkpoints_are_told_once_a_kind_and_end_nothing() -> None:
     ]
     later = restarted(world)
     later.tell(
-        run_events.StorageFailed(run_events.NO_CHECKPOINT, "a", 40, "rank 1: Permission denied")
+        run_events.StorageFailed(EventKind.CHECKPOINT_FAILED, "a", 40, "rank 1: Permission denied")
     )
     assert not [a for a in later.actions if getattr(a, "kind", "") == "checkpoint.failed"]
     assert world.machine.is_going_on
@@ -455,7 +456,7 @@ def test_a_state_that_a_site_cannot_write_is_told_once_and_ends_nothing() -> Non
     world.activate()
     for step, epoch in ((10, 3), (20, 5)):
         reason = f"rank 0: /state/node0/entry/epoch-{epoch}: No space left on device"
-        world.tell(run_events.StorageFailed(run_events.NO_STATE, "a", step, reason))
+        world.tell(run_events.StorageFailed(EventKind.STATE_FAILED, "a", step, reason))
     [event] = [a for a in world.actions if getattr(a, "kind", "") == "state.failed"]
     assert isinstance(event, run_events.RecordEvent)
     assert event.site == "a"
@@ -466,7 +467,7 @@ def test_a_state_that_a_site_cannot_write_is_told_once_and_ends_nothing() -> Non
     later = restarted(world)
     later.tell(
         run_events.StorageFailed(
-            run_events.NO_STATE,
+            EventKind.STATE_FAILED,
             "a",
             30,
             "rank 0: /state/node0/entry/epoch-7: No space left on device",
@@ -479,13 +480,13 @@ def test_a_state_that_a_site_cannot_write_is_told_once_and_ends_nothing() -> Non
 def test_a_checkpoint_that_stays_is_told_once_a_kind_beside_failures() -> None:
     world = World(2)
     world.activate()
-    world.tell(run_events.StorageFailed(run_events.NO_CHECKPOINT, "a", 30, "Permission denied"))
+    world.tell(run_events.StorageFailed(EventKind.CHECKPOINT_FAILED, "a", 30, "Permission denied"))
     for step in (10, 20):
         world.tell(
-            run_events.StorageFailed(run_events.CHECKPOINT_STAYS, "a", step, "Permission denied")
+            run_events.StorageFailed(EventKind.CHECKPOINT_STAYS, "a", step, "Permission denied")
         )
     later = restarted(world)
-    later.tell(run_events.StorageFailed(run_events.CHECKPOINT_STAYS, "a", 40, "Permission denied"))
+    later.tell(run_events.StorageFailed(EventKind.CHECKPOINT_STAYS, "a", 40, "Permission denied"))
     notes = [
         action.detail["note"]
         for action in [*world.actions, *later.actions]
@@ -625,7 +626,7 @@ def test_the_relay_leads_to_a_site_that_is_added_and_to_one_that_comes_back() ->
     assert (start.site, [each.port for each in start.endpoints]) == ("b", [1, 3])
     assert [each.port for each in world.machine.endpoints_of("b", "c")] == [4]
     kinds = [each.kind for each in recorded_events(world)]
-    assert kinds.count("wan.emulated") == 1
+    assert kinds.count(EventKind.WAN_EMULATED) == 1
 
 
 def test_a_site_to_which_the_relay_does_not_lead_ends_and_is_tried_again() -> None:
@@ -852,7 +853,7 @@ def test_what_a_machine_lacks_is_told_while_the_run_goes_on() -> None:
     world.activate()
     world.tell(
         run_events.SiteNoted(
-            "site.trouble", "b", "site b: the disk of /x is full, or nearly: 0B are left"
+            EventKind.SITE_TROUBLE, "b", "site b: the disk of /x is full, or nearly: 0B are left"
         )
     )
     assert notes_of(world, "site.trouble") == [
@@ -1001,7 +1002,7 @@ def let_b_come_back(world: World) -> None:
 
 def epoch_begun(*follows: str) -> RecordEvent:
     epoch = Epoch(1, ("a", "b", "c"), GATHER, 75, follows)
-    return RecordEvent("epoch.begun", detail=detail_of(epoch, f"site {follows} follows"))
+    return RecordEvent(EventKind.EPOCH_BEGUN, detail=detail_of(epoch, f"site {follows} follows"))
 
 
 def is_ready_to_rejoin(site: Member) -> bool:
@@ -1119,7 +1120,7 @@ def test_a_dropped_site_that_is_coming_back_is_stopped_by_the_next_coordinator()
     """The one before died with the drop written down, and nothing of what comes of it."""
     world = World(3, needs_all=False, may_return=True)
     let_b_come_back(world)
-    world.actions.append(RecordEvent("site.drop_requested", "b", {"message": "dropped"}))
+    world.actions.append(RecordEvent(EventKind.SITE_DROP_REQUESTED, "b", {"message": "dropped"}))
     later = restarted(world)
     later.wait(0.1)
     assert later.sent(run_events.SendStop) == ["b"]

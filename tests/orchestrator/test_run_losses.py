@@ -3,6 +3,7 @@
 import pytest
 
 from isthmus.orchestrator.core import run_events
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.journaled_run import JournaledRun
 from isthmus.orchestrator.core.run_events import RunState
 from tests.fakes.run_worlds import COLLECT_S, World, failure, read_again, recorded_events, stepped
@@ -186,7 +187,7 @@ def written(step: int) -> run_events.CheckpointWritten:
 
 def unwritten(step: int) -> run_events.StorageFailed:
     return run_events.StorageFailed(
-        run_events.NO_CHECKPOINT, "b", step, "rank 0: No space left on device"
+        EventKind.CHECKPOINT_FAILED, "b", step, "rank 0: No space left on device"
     )
 
 

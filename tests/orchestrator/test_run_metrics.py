@@ -2,17 +2,17 @@ import math
 from typing import Any
 
 from isthmus.orchestrator.core.epoch_record import detail_of
-from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
-from isthmus.orchestrator.core.run_events import RunState
+from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.core.run_metrics import (
     CURVE_POINTS,
     MAX_LOSSES,
     OPEN_STEPS,
     RECENT_STEPS,
     RunMetrics,
-    summarise,
 )
+from isthmus.orchestrator.core.run_record import Measurement, RunRecord
 from isthmus.orchestrator.core.slow_sites import WINDOW
+from isthmus.orchestrator.runs.facts import summarise
 from isthmus.topology.spec.epoch import Epoch
 from tests.fakes.run_worlds import GATHER
 
@@ -101,7 +101,8 @@ def test_tokens_that_no_script_counts_are_said_to_be_none() -> None:
 
 
 def test_a_site_that_others_wait_for_is_among_the_figures() -> None:
-    measured = RunMetrics(("a", "b"))
+    record = RunRecord("r", ("a", "b"))
+    measured = record.measured
     for number in range(WINDOW - 1 + 60):
         assert measured.progress()["slow"] is None
         measured.add("a", "step", number, step(1.0, 1, step_s=1.0, wait_s=0.5), {})
@@ -109,7 +110,7 @@ def test_a_site_that_others_wait_for_is_among_the_figures() -> None:
     found = measured.progress()["slow"]
     assert (found["site"], found["since_step"]) == ("b", 0)
     assert (found["cost_s"], found["share"], found["total_s"]) == (0.5, 0.5, 30.0)
-    summary = summarise(JournaledRun("r"), measured, active_s=1.0, verified_steps=0)
+    summary = summarise(record, active_s=1.0, verified_steps=0)
     assert summary["slow_sites"] == [found]
 
 
@@ -153,9 +154,34 @@ def test_what_was_measured_counts_for_the_sites_that_took_part_then() -> None:
         }
         for wall_s, site, number, loss in losses
     ]  # fmt: skip
-    measured = RunMetrics(("a", "b"))
-    measured.recall(lines, journal)
-    assert measured.losses == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.5)]
+    for order in (journal, []), (journal[:2], journal[2:]):
+        record = RunRecord("run", ("a", "b"))
+        for event in order[0]:
+            record.apply(event)
+        left = list(order[1])
+        for line in lines:  # those that are not read before come when they were written
+            while left and left[0].wall_s <= line["wall_s"]:
+                record.apply(left.pop(0))
+            record.measure(Measurement.of(line))
+        assert record.measured.losses == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.5)]
+
+
+def test_marks_stand_after_the_step_that_was_done_by_then() -> None:
+    record = RunRecord("run", ("a", "b"))
+    for event in (
+        recorded(0.0, "run.submitted", name="", folder="", sites=["a", "b"], links=[]),
+        recorded(1.0, "run.active"),
+        recorded(3.5, "run.replanned", note="other trees"),
+    ):
+        record.apply(event)
+    for number in (1, 2, 3, 4):
+        line = {"wall_s": number + 0.0, "site": "a", "kind": "step", "step": number}
+        record.measure(Measurement.of({**line, "values": step(1.0, 1), "labels": {}}))
+    record.apply(recorded(9.0, "run.replanned", note="again others"))
+    assert [(mark.step, mark.event.text) for mark in record.marks] == [
+        (3, "other trees"),
+        (4, "again others"),
+    ]
 
 
 def test_a_step_is_complete_without_a_site_that_counts_no_more() -> None:
@@ -183,14 +209,16 @@ def test_a_loss_that_was_lost_on_the_way_changes_no_later_one() -> None:
 
 
 def test_a_loss_that_is_not_finite_is_the_steps() -> None:
-    measured = RunMetrics(("a", "b"))
-    lines = [
+    record = RunRecord("run", ("a", "b"))
+    lines: list[dict[str, Any]] = [
         {"wall_s": 1.0, "site": "a", "kind": "step", "step": 1, "labels": {},
          "values": {"loss": None, "site_tokens": 1.0}},
         {"wall_s": 1.0, "site": "b", "kind": "step", "step": 1, "labels": {},
          "values": {"loss": 1.0, "site_tokens": 1.0}},
     ]  # fmt: skip
-    measured.recall(lines, [])
+    for each in lines:
+        record.measure(Measurement.of(each))
+    measured = record.measured
     assert [number for number, _ in measured.losses] == [1]
     assert math.isnan(measured.losses[0][1])
     assert math.isnan(measured.sites["a"].latest["loss"])
@@ -237,8 +265,8 @@ def test_the_summary_has_every_figure_or_null() -> None:
         {"source": "a", "target": "b", "bytes_per_s": 10.0, "rtt_s": 0.1},
         {"source": "b", "target": "a", "bytes_per_s": 10.0, "rtt_s": 0.1},
     )
-    view = JournaledRun("run", about={"links": links}, state=RunState.SUCCEEDED)
-    measured = RunMetrics(("a", "b"))
+    record = RunRecord("run", ("a", "b"))
+    record.view.about, measured = {"links": links}, record.measured
     parts = {"step_s": 4.0, "compute_s": 0.4, "intra_s": 0.1, "exposed_inter_s": 0.2, "wait_s": 0.0}
     measured.add("a", "step", 1, step(2.0, 10, **parts), {})
     measured.add("b", "step", 1, step(2.0, 30, **{**parts, "step_s": 5.0, "wait_s": 0.1}), {})
@@ -246,7 +274,7 @@ def test_the_summary_has_every_figure_or_null() -> None:
     measured.add("a", "evaluation", 1, evaluation, {})
     measured.add("a", "evaluation", 0, {"held_out_loss": 9.0}, {})
     measured.add("a", "link", 1, link(100, 2.0, 0.05), {"source": "a", "target": "b"})
-    summary = summarise(view, measured, active_s=60.0, verified_steps=1)
+    summary = summarise(record, active_s=60.0, verified_steps=1)
     assert summary["steps"] == 1
     assert summary["losses"] == [[1, 2.0]]
     assert summary["held_out_loss"] == 1.5
@@ -260,7 +288,7 @@ def test_the_summary_has_every_figure_or_null() -> None:
 
 
 def test_a_run_that_never_was_active_has_a_summary_too() -> None:
-    summary = summarise(JournaledRun("run"), RunMetrics(("a",)), active_s=0.0, verified_steps=0)
+    summary = summarise(RunRecord("run", ("a",)), active_s=0.0, verified_steps=0)
     assert summary["tokens_per_s"] is None
     assert summary["time_split"]["compute_s"] is None
     assert summary["compression_ratio"] is None

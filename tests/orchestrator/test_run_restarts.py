@@ -9,6 +9,7 @@ import pytest
 
 from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.epochs import EpochRules
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.journaled_run import JournaledRun
 from isthmus.orchestrator.core.quorum import Limits
 from isthmus.orchestrator.core.run import Run, RunSettings
@@ -439,7 +440,7 @@ def test_the_death_of_a_site_that_is_let_in_costs_it_one_start(enters: bool) -> 
         led.settle("ap", "eu", round_=8)
     led.wait(LIMITS.detect_s)
     kinds = [each.kind for each in led.records[begun:] if each.site == "us"]
-    assert kinds.count("site.returning") == 1, kinds
+    assert kinds.count(EventKind.SITE_RETURNING) == 1, kinds
     assert "site.lost" not in kinds, kinds
     led.tell(prepared("us"), SiteRunning("us"))
     led.settle("ap", "eu", round_=9)

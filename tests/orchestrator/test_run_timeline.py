@@ -8,12 +8,12 @@ import random
 import pytest
 
 from isthmus.orchestrator.core.epoch_record import detail_of
-from isthmus.orchestrator.core.journaled_run import RecordedEvent
+from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
 from isthmus.orchestrator.evidence.record.run_timeline import (
     Phase,
+    SiteLanes,
     Stall,
     StepEnd,
-    lanes,
     pace,
     stalls,
 )
@@ -86,7 +86,11 @@ def test_what_sites_do() -> None:
         event(70.0, "site.ended", "a", succeeded=True),
         event(70.0, "run.ended", state="SUCCEEDED", reason_code="", reason=""),
     ]
-    a, b = lanes(events, ["a", "b"], 10.0, 70.0)
+    found, view = SiteLanes(["a", "b"]), JournaledRun("r")
+    for each in events:
+        view.apply(each)
+        found.take(each, view)
+    a, b = found.until(60.0)
     assert a.phases == (Phase(0.0, 60.0, "training"),)
     assert b.phases == (
         Phase(0.0, 20.0, "training"),

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from isthmus.orchestrator.coordinator.control_messages import run_message
-from isthmus.orchestrator.core.journaled_run import JournaledRun
-from isthmus.orchestrator.core.run_metrics import RunMetrics, summarise
+from isthmus.orchestrator.core.run_metrics import RunMetrics
+from isthmus.orchestrator.core.run_record import RunRecord
 from isthmus.orchestrator.core.slow_ranks import SlowRanks
 from isthmus.orchestrator.core.slow_sites import SlowPeriod
 from isthmus.orchestrator.evidence.view.live import plain_line
+from isthmus.orchestrator.runs.facts import summarise
 from isthmus.protos import metrics
 
 LABELS = {metrics.NODE: "1", metrics.HOST: "gpu17"}
@@ -79,16 +80,17 @@ def test_why_a_site_is_slow() -> None:
 
 
 def test_status_and_summary_tell_it() -> None:
-    measured = RunMetrics(("a", "b"))
+    record = RunRecord("r", ("a", "b"))
+    measured = record.measured
     labels: dict[str, Any] = LABELS | {metrics.WHY: "its GPU runs at 1.20 GHz"}
     for step in range(20, 201, 20):
         measured.add("a", metrics.RANKS, step, values(3, 0.25), labels)
-    run = run_message(JournaledRun("r"), measured.progress())
+    run = run_message(record.view, measured.progress())
     assert (
         "slow, not hung: rank 3 of site a (node 1, host gpu17) costs its site's others 250ms a "
         "step (25%) since step 1, for 3min 20s: 50s in all; its GPU runs at 1.20 GHz"
     ) in plain_line(run)
-    summary = summarise(JournaledRun("r"), measured, active_s=200.0, verified_steps=0)
+    summary = summarise(record, active_s=200.0, verified_steps=0)
     assert summary["slow_ranks"][0]["rank"] == 3
     assert summary["slow_ranks"][0]["why"] == "its GPU runs at 1.20 GHz"
 

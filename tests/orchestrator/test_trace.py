@@ -31,7 +31,7 @@ METADATA = {"process_name", "process_sort_index", "thread_name", "thread_sort_in
 
 def trace_of(folder: RunFolder) -> dict[str, Any]:
     recorded = RecordedRun(folder)
-    made = trace(read_record(recorded.run(), list(recorded.events(0))))
+    made = trace(read_record(recorded.run(), recorded.events(0)))
     read: dict[str, Any] = json.loads(json.dumps(made, allow_nan=False))
     return read
 

@@ -78,8 +78,11 @@ def test_a_run_at_work_shows_every_figure_in_80_columns() -> None:
         ["oregon", "running", "120", "2.5000", "20k", "51.3ms", "13%", "11ms", "410ms"],
         ["frankfurt", "running", "120", "2.5000", "20k", "51.3ms", "13%", "11ms", "410ms"],
         [""],
-        ["link", "throughput", "configured", "use", "sent", "ratio", "RTT"],
-        ["oregon → frankfurt", "240Mbit/s", "500Mbit/s", "48%", "2.79GiB", "4.00x", "65.3ms"],
+        ["link", "throughput", "configured", "use", "sent", "ratio", "RTT", "set to"],
+        [
+            *("oregon → frankfurt", "240Mbit/s", "500Mbit/s", "48%", "2.79GiB", "4.00x", "65.3ms"),
+            "62ms",
+        ],
     ]
 
 

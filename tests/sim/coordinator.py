@@ -137,9 +137,8 @@ class FakeJournal:
 
     def last_is(self, kind: str, site: str) -> bool:
         """Whether the latest record is that one."""
-        return bool(self.records) and self.records[-1][1] == RecordEvent(
-            kind, site, self.records[-1][1].detail
-        )
+        last = self.records[-1][1] if self.records else None
+        return last is not None and (last.kind, last.site) == (kind, site)
 
     def read(self, but: set[str]) -> list[RecordedEvent]:
         """Return the records as another process reads them."""

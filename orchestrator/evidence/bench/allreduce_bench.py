@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import yaml
 
-from isthmus.orchestrator.core.run_metrics import RunMetrics
+from isthmus.orchestrator.core.link_totals import LinkTotals
 from isthmus.orchestrator.documents import Pair, load_pair, load_topology_file
 from isthmus.orchestrator.evidence.bench.allreduce_conditions import (
     NO_CONDITIONS,
@@ -351,14 +351,14 @@ def _sorted_out(
 ) -> tuple[Repeats, dict[tuple[str, str], dict[str, float]]]:
     """Return the repetitions, and each directed link's last totals, of all gateways together."""
     repeats: Repeats = defaultdict(dict)
-    totals = RunMetrics(())
+    totals = LinkTotals()
     for each in records:
         kind = each.get("kind")
         if kind == metrics.ALLREDUCE:
             repeats[each["step"]][each["site"], each["rank"]] = each
         elif kind == metrics.LINK:
-            totals.add(each["site"], kind, 0, each["values"], each.get("labels") or {})
-    return repeats, totals.links
+            totals.add(each["site"], each["values"], each.get("labels") or {})
+    return repeats, totals.all()
 
 
 def _check(repeats: Repeats, asked: Asked) -> None:

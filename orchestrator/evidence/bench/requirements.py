@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from isthmus.orchestrator.evidence.record.bench_record import Bench, Result
-from isthmus.orchestrator.evidence.view.egress import DAY_S
+from isthmus.orchestrator.runs.facts import DAY_S
 from isthmus.topology.spec.units import parse_duration
 
 _WORDS = re.compile(r"\s*([A-Za-z/]+)\s*(>=|<=|>|<)\s*(\S.*?)\s*")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from isthmus.orchestrator.core.run_metrics import RunMetrics
+from isthmus.orchestrator.core.link_totals import LinkTotals
 from isthmus.orchestrator.evidence.record.bench_record import LinkBytes, Measured, Split
 from isthmus.protos import metrics
 from isthmus.topology.spec.world import Topology
@@ -45,7 +45,7 @@ def measure(
     """
     by_site: dict[str, Steps] = {site.name: {} for site in topology.sites}
     sent_bytes = dict.fromkeys(by_site, 0.0)
-    totals = RunMetrics(tuple(by_site))
+    totals = LinkTotals()
     window = range(warmup_steps + 1, warmup_steps + steps + 1)
     for record in records:
         kind, site, values = record.get("kind"), record.get("site"), record.get("values")
@@ -56,7 +56,7 @@ def measure(
             if record.get("step") in window:
                 by_site[site][record["step"]] = values
         elif kind == metrics.LINK:
-            totals.add(site, kind, 0, values, record.get("labels") or {})
+            totals.add(site, values, record.get("labels") or {})
     for site, found in by_site.items():
         missing = [step for step in window if step not in found]
         if missing:
@@ -70,7 +70,7 @@ def measure(
         site: _mean(steps, metrics.WIRE_BYTES) / (sent_bytes[site] or 1.0)
         for site, steps in by_site.items()
     }
-    sent = totals.links
+    sent = totals.all()
     return _figures(by_site, _links(shares, sent, topology), wire_ratio(sent))
 
 

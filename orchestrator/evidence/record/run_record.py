@@ -6,20 +6,20 @@ another machine, and one of an older build all have something to show.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from isthmus.orchestrator.client.run_reader import reading
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.core.model_flops import ModelFlops
-from isthmus.orchestrator.core.run_metrics import PARTS, CountedSites, RunMetrics, read_back
+from isthmus.orchestrator.core.run_metrics import PARTS, RunMetrics
+from isthmus.orchestrator.core.run_record import Measurement, RunRecord
 from isthmus.orchestrator.documents import read_text
+from isthmus.orchestrator.evidence.record.run_timeline import SiteLanes
 from isthmus.orchestrator.evidence.record.step_series import StepSeries
 from isthmus.orchestrator.evidence.record.step_timelines import (
     StepTimeline,
@@ -28,8 +28,8 @@ from isthmus.orchestrator.evidence.record.step_timelines import (
 )
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.run_folder.home import JOB, PLAN, TOPOLOGY, RunChoice, read_object
-from isthmus.orchestrator.run_folder.rotated_lines import parts_of
 from isthmus.orchestrator.run_folder.run_files import METRICS, RunFiles
+from isthmus.orchestrator.runs.follower import MetricsFollower
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.topology.documents.load import load_job, load_topology
@@ -73,16 +73,17 @@ class EmulatedSample:
 
 
 @dataclass(slots=True)
-class RunRecord:
+class RunRecording:
     """One run."""
 
     run: control_pb2.Run
-    events: Sequence[control_pb2.Event]
+    events: Sequence[RecordedEvent]
     folder: Path | None
     """None: a folder of another machine, or none that is known."""
     topology: Topology | None
     job: Job | None
-    measured: RunMetrics
+    account: RunRecord
+    """Its events and measurements, folded."""
     evaluations: list[tuple[int, float]] = field(default_factory=list)
     step_ends: list[tuple[float, int]] = field(default_factory=list)
     """Wall time at which a step's first record came, and the step; in that order."""
@@ -101,6 +102,15 @@ class RunRecord:
     timelines: list[StepTimeline] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)
+    lanes: SiteLanes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lanes = SiteLanes(self.sites)
+
+    @property
+    def measured(self) -> RunMetrics:
+        """What comes of all that was measured."""
+        return self.account.measured
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -112,7 +122,7 @@ class RunRecord:
         return max((step for end_s, step in self.step_ends if end_s <= wall_s), default=0)
 
 
-def read_run_record(choice: RunChoice) -> RunRecord:
+def read_run_record(choice: RunChoice) -> RunRecording:
     """Read everything that a run recorded.
 
     Raises:
@@ -122,43 +132,47 @@ def read_run_record(choice: RunChoice) -> RunRecord:
         return read_record(reader.get(), list(reader.events(follow=False)))
 
 
-def read_record(run: control_pb2.Run, events: Sequence[control_pb2.Event]) -> RunRecord:
+def read_record(run: control_pb2.Run, events: Sequence[RecordedEvent]) -> RunRecording:
     """Read what a run's folder holds, beside what its coordinator or its journal says of it."""
     folder = Path(run.folder) if run.folder and Path(run.folder).is_dir() else None
     gaps: list[str] = []
     topology: Topology | None = None
     job: Job | None = None
+    about = next((each.detail for each in events if each.kind == EventKind.RUN_SUBMITTED), {})
     if folder is None:
         named = run.folder or "its folder"
         gaps.append(f"{named} is not on this machine: no documents, and nothing that was measured")
     else:
-        topology, job = _documents(folder, events, gaps)
-    record = RunRecord(
+        topology, job = _documents(folder, about, gaps)
+    record = RunRecording(
         run=run,
         events=events,
         folder=folder,
         topology=topology,
         job=job,
-        measured=RunMetrics(
-            tuple(site.site for site in run.sites),
+        account=RunRecord(
+            run.run_id,
+            [site.site for site in run.sites],
             None if job is None or topology is None else ModelFlops(job, topology),
         ),
         gaps=gaps,
     )
+    for event in events:
+        record.account.apply(event)
+        record.lanes.take(event, record.account.view)
     if folder is not None:
         record.plan = read_object(folder / PLAN)
-        Measurements(record).read(folder / METRICS)
+        _Reading(record).read(folder)
     return record
 
 
 def _documents(
-    folder: Path, events: Sequence[control_pb2.Event], gaps: list[str]
+    folder: Path, submitted: Mapping[str, Any], gaps: list[str]
 ) -> tuple[Topology | None, Job | None]:
     """Return both documents as they were submitted; a gap for each that cannot be read.
 
     Where the topology leaves the number of gateways to isthmus, it is the one that was decided.
     """
-    submitted = next((detail_of(event) for event in events if event.kind == "run.submitted"), {})
     topology: Topology | None = None
     job: Job | None = None
     try:
@@ -196,47 +210,43 @@ def _with_gateways(topology: Topology, folder: Path) -> Topology:
     return dataclasses.replace(topology, sites=tuple(sites))
 
 
-def detail_of(event: control_pb2.Event) -> Mapping[str, Any]:
-    """Return what else an event says; empty where that is no object."""
-    detail = json.loads(event.detail_json or "{}")
-    return detail if isinstance(detail, dict) else {}
-
-
 STEP_FIGURES = (metrics.STEP_S, *PARTS)
 """What is kept of every step."""
 MAX_SAMPLES = 20_000
 """The most samples kept of one link: once there are more, every second one is dropped. They are
 totals, so only detail is lost."""
-MAX_LINE_BYTES = 1 << 20
-"""The longest line of metrics.jsonl in bytes; the longest that are written are some kilobytes."""
 
 Sample = TypeVar("Sample", LinkSample, EmulatedSample)
 
 
-class Measurements:
-    """Adds metrics.jsonl to a record."""
+class _Reading:
+    """Adds metrics.jsonl to what a run recorded."""
 
-    def __init__(self, record: RunRecord) -> None:
+    def __init__(self, record: RunRecording) -> None:
         self._record = record
-        self._counted = CountedSites([recorded(event) for event in record.events])
         self._timelines = TimelineReader()
         self._evaluations: dict[int, float] = {}
         self._step_ends: dict[int, float] = {}
         self._num_odd = 0
 
-    def read(self, path: Path) -> None:
+    def read(self, folder: Path) -> None:
         """Take every line; one that makes no sense is counted, not believed."""
-        record = self._record
-        try:
-            first = self._take_parts(path)
-            if first is None:
-                record.gaps.append(f"there is no {path}: nothing was measured")
-            elif first:
-                record.gaps.append(f"{path}: its first {first} lines, for only the newest are kept")
-        except OSError as error:
-            record.gaps.append(f"{path}: {error.strerror}")
-        if self._num_odd:
-            record.gaps.append(f"{path}: {self._num_odd} lines make no sense and were left out")
+        record, follower, path = self._record, MetricsFollower(folder), folder / METRICS
+        is_read = False
+        while not is_read:
+            measurements, is_read = follower.read()
+            for measurement in measurements:
+                self._take(measurement)
+        record.account.reach()
+        first = follower.first_line
+        if follower.trouble:
+            record.gaps.append(follower.trouble)
+        elif first is None:
+            record.gaps.append(f"there is no {path}: nothing was measured")
+        elif first:
+            record.gaps.append(f"{path}: its first {first} lines, for only the newest are kept")
+        if num_odd := self._num_odd + follower.num_odd:
+            record.gaps.append(f"{path}: {num_odd} lines make no sense and were left out")
         if self._timelines.num_dropped:
             record.gaps.append(
                 f"the timelines of {self._timelines.num_dropped} steps, for they are many"
@@ -248,72 +258,40 @@ class Measurements:
             hold_back(record.timelines)
         record.faults.sort(key=lambda fault: fault.wall_s)
 
-    def _take_parts(self, path: Path) -> int | None:
-        """Take the lines of all parts.
-
-        Return the number of the first one, None if no part is there.
-
-        Raises:
-            OSError: one cannot be read.
-        """
-        first = None
-        for part in parts_of(path):
-            with contextlib.suppress(FileNotFoundError):  # the oldest goes while a run is read
-                for line in _lines(part.path):
-                    self._take(line)
-                first = part.first if first is None else first
-        return first
-
-    def _take(self, line: bytes) -> None:
-        try:
-            fields = json.loads(line)
-            kind, site = str(fields["kind"]), str(fields["site"])
-            step, wall_s = int(fields["step"]), float(fields["wall_s"])
-            values = _numbers(fields["values"])
-            labels = {str(name): str(value) for name, value in fields["labels"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            self._num_odd += 1
-            return
-        if not math.isfinite(wall_s):
-            self._num_odd += 1
-        elif kind == metrics.FAULT:
-            self._record.faults.append(_fault(wall_s, values, labels))
+    def _take(self, found: Measurement) -> None:
+        record, kind, site, values = self._record, found.kind, found.site, found.values
+        if kind == metrics.FAULT:
+            record.faults.append(_fault(found.wall_s, values, found.labels))
         elif kind == metrics.EMULATED_LINK:
-            pair = (labels.get("source", ""), labels.get("target", ""))
-            _keep(self._record.emulated.setdefault(pair, []), _emulated(wall_s, values))
-        elif site not in self._record.measured.sites:
+            pair = (found.labels.get("source", ""), found.labels.get("target", ""))
+            _keep(record.emulated.setdefault(pair, []), _emulated(found.wall_s, values))
+        elif site not in record.measured.sites:
             self._num_odd += 1
         elif kind in {metrics.TIMELINE, metrics.BUCKET}:
-            self._num_odd += not self._timelines.add(site, kind, step, values)
+            self._num_odd += not self._timelines.add(site, kind, found.step, values)
         else:
-            self._measure(kind, site, step, wall_s, values, labels)
+            record.account.measure(found)
+            self._keep(found)
 
-    def _measure(
-        self,
-        kind: str,
-        site: str,
-        step: int,
-        wall_s: float,
-        values: Mapping[str, float],
-        labels: Mapping[str, str],
-    ) -> None:
-        record = self._record
-        record.measured.count(self._counted.at(wall_s) & record.measured.sites.keys())
-        record.measured.add(site, kind, step, values, labels)
-        if kind == metrics.STEP:
+    def _keep(self, found: Measurement) -> None:
+        """Keep what the sums of the run do not have."""
+        record, step, wall_s, values = self._record, found.step, found.wall_s, found.values
+        if found.kind == metrics.STEP:
             self._step_ends.setdefault(step, wall_s)
             tokens = record.step_tokens.get(step, 0.0) + values.get(metrics.SITE_TOKENS, 0.0)
             record.step_tokens[step] = tokens
             figures = {name: values[name] for name in STEP_FIGURES if name in values}
             record.step_figures.add(step, wall_s, figures)
-        elif kind == metrics.MACHINE:
-            record.machines[site] = labels
-        elif kind == metrics.EVALUATION and metrics.HELD_OUT_LOSS in values:
+        elif found.kind == metrics.MACHINE:
+            record.machines[found.site] = found.labels
+        elif found.kind == metrics.EVALUATION and metrics.HELD_OUT_LOSS in values:
             self._evaluations[step] = values[metrics.HELD_OUT_LOSS]
-        elif kind == metrics.LINK and metrics.SENT_BYTES in values:
-            key = (labels.get("source", site), labels.get("target", ""), labels.get("gateway", ""))
-            sample = LinkSample(wall_s, values[metrics.SENT_BYTES])
-            _keep(record.samples.setdefault(key, []), sample)
+        elif found.kind == metrics.LINK and metrics.SENT_BYTES in values:
+            source = found.labels.get("source", found.site)
+            key = (source, found.labels.get("target", ""), found.labels.get("gateway", ""))
+            _keep(
+                record.samples.setdefault(key, []), LinkSample(wall_s, values[metrics.SENT_BYTES])
+            )
 
 
 def _keep(samples: list[Sample], sample: Sample) -> None:
@@ -349,33 +327,3 @@ _SHAPE: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "loss": ("loss", formats.share),
 }
 """What a fault record says of a link's new shape."""
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    """Yield whole lines; a last one without its end is still being written."""
-    with path.open("rb") as file:
-        while line := file.readline(MAX_LINE_BYTES):
-            if line.endswith(b"\n") or len(line) == MAX_LINE_BYTES:
-                yield line
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers among `values`, and a loss even if it was none."""
-    return {
-        str(name): float(value)
-        for name, value in read_back(values).items()
-        if isinstance(value, int | float) and (math.isfinite(value) or name == metrics.LOSS)
-    }
-
-
-def recorded(event: control_pb2.Event) -> RecordedEvent:
-    """Return an event as the journal has it."""
-    return RecordedEvent(
-        sequence=event.sequence,
-        wall_s=event.wall_s,
-        run_id=event.run_id,
-        generation=event.generation,
-        kind=event.kind,
-        site=event.site,
-        detail=detail_of(event),
-    )

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
 from isthmus.orchestrator.core.run_events import SiteState
 
@@ -23,18 +24,10 @@ _STEPS_OF_POINT = 4
 """Steps that an interval holds at least, as a mean: with fewer the pace would jump."""
 TRAINING, STARTING, CATCHING_UP, OUT = "training", "starting", "catching up", "out"
 _OUT = frozenset({SiteState.LOST, SiteState.DROPPED, SiteState.ABSENT})
-_ALL_SITES = frozenset({"run.submitted", "run.active", "epoch.begun", "run.ended"})
+_ALL_SITES = frozenset(
+    {EventKind.RUN_SUBMITTED, EventKind.RUN_ACTIVE, EventKind.EPOCH_BEGUN, EventKind.RUN_ENDED}
+)
 """Events after which any site may do something else."""
-CAUSES = {
-    "site.lost": "{site} was lost",
-    "site.gone": "{site} was lost",
-    "site.dropped": "{site} was dropped",
-    "rank.stalled": "a rank of {site} hung",
-    "run.replanned": "the trees changed",
-    "site.returned": "{site} returned",
-    "run.went_on": "the coordinator returned",
-}
-"""Events that may explain a stall, in this order, and their words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +124,7 @@ def stalls(
 
 def _cause(begin_s: float, end_s: float, events: Sequence[tuple[float, str, str]]) -> str:
     within = [(kind, site) for at_s, kind, site in events if begin_s <= at_s <= end_s]
-    for wanted, words in CAUSES.items():
+    for wanted, words in ((kind, kind.seen.cause) for kind in EventKind if kind.seen.cause):
         sites = dict.fromkeys(site for kind, site in within if kind == wanted)
         if sites:
             first, *others = sites
@@ -142,43 +135,43 @@ def _cause(begin_s: float, end_s: float, events: Sequence[tuple[float, str, str]
     return ""
 
 
-def lanes(
-    events: Sequence[RecordedEvent], sites: Sequence[str], active_s: float, end_s: float
-) -> tuple[SiteLane, ...]:
-    """Return what each site did from when the run was active until its end.
+class SiteLanes:
+    """What each site did since the run was active, found while its events are folded."""
 
-    Args:
-        events: Of the run's journal, all of them.
-        sites: All of the run.
-        active_s: Wall time at which the run became active.
-        end_s: Wall time at which it ended, or until which anything is known.
-    """
-    view = JournaledRun("")
-    begun: dict[str, tuple[float, str]] = dict.fromkeys(sites, (0.0, STARTING))
-    found: dict[str, list[Phase]] = {site: [] for site in sites}
-    for event in events:
-        view.apply(event)
-        changed = sites if event.kind in _ALL_SITES else [event.site]
-        if view.active_s is None or event.kind == "run.ended":
-            continue
-        at_s, counted = max(0.0, event.wall_s - active_s), view.counted
+    def __init__(self, sites: Sequence[str]) -> None:
+        """Know nothing yet of the sites, all of the run."""
+        self._doing: dict[str, tuple[float, str]] = dict.fromkeys(sites, (0.0, STARTING))
+        """Since when each does what, by sites."""
+        self._done: dict[str, list[Phase]] = {site: [] for site in sites}
+
+    def take(self, event: RecordedEvent, view: JournaledRun) -> None:
+        """Take the next event, which `view` has taken."""
+        changed = self._doing if event.kind in _ALL_SITES else [event.site]
+        if view.active_s is None or event.kind == EventKind.RUN_ENDED:
+            return
+        at_s, counted = max(0.0, event.wall_s - view.active_s), view.counted
         for site in changed:
-            if site not in begun or site not in view.sites:
+            if site not in self._doing or site not in view.sites:
                 continue
-            since_s, before = begun[site]
+            since_s, before = self._doing[site]
             follows = site in view.epochs.epoch.follows
             state = view.sites[site].state
             now = _doing(state, before, is_counted=site in counted, follows=follows)
-            if event.kind == "run.active" and site in counted and state not in _OUT:
+            if event.kind == EventKind.RUN_ACTIVE and site in counted and state not in _OUT:
                 now = TRAINING
             if now != before:
                 if at_s > since_s:
-                    found[site].append(Phase(since_s, at_s, before))
-                begun[site] = (at_s, now)
-    for site, (since_s, what) in begun.items():
-        if end_s - active_s > since_s:
-            found[site].append(Phase(since_s, end_s - active_s, what))
-    return tuple(SiteLane(site, tuple(phases)) for site, phases in found.items())
+                    self._done[site].append(Phase(since_s, at_s, before))
+                self._doing[site] = (at_s, now)
+
+    def until(self, for_s: float) -> tuple[SiteLane, ...]:
+        """Return what each site did, until so long after the run was active."""
+        return tuple(
+            SiteLane(
+                site, (*self._done[site], *([Phase(since_s, for_s, what)] * (for_s > since_s)))
+            )
+            for site, (since_s, what) in self._doing.items()
+        )
 
 
 def _doing(state: SiteState, before: str, *, is_counted: bool, follows: bool) -> str:

@@ -33,23 +33,23 @@ def markdown(runs: Sequence[RunFacts], benches: Sequence[Bench]) -> str:
 
 
 def _run(facts: RunFacts) -> list[str]:
-    about = f"{facts.state}, run {facts.run_id}, {wording.began(facts)}"
+    about = f"{facts.outcome.state}, run {facts.run_id}, {wording.began(facts)}"
     parts = [f"# {_words(wording.title(facts))}", _words(about)]
-    if facts.reason_code:
-        parts.append(f"**{_words(facts.reason_code)}** {_words(facts.reason)}")
+    if facts.outcome.reason_code:
+        parts.append(f"**{_words(facts.outcome.reason_code)}** {_words(facts.outcome.reason)}")
     parts += [f"Not shown: {_words(gap)}." for gap in facts.gaps]
     parts += _verdict(facts)
     parts.append(_headline(wording.headline(facts)))
-    if facts.happened:
+    if facts.time.happened:
         parts += ["## What happened", _table(wording.event_columns(facts))]
     parts += ["## Where the time of a step went", _table(wording.split_columns(facts.sites))]
-    if facts.slow:
+    if facts.time.slow:
         parts += ["## Slow, not hung", _table(wording.slow_columns(facts))]
     if facts.links:
         parts += ["## Links", _table(wording.measured_links(facts))]
     parts += ["## Timeline of a step", _timelines(facts)]
-    if facts.evaluations:
-        rows = [[str(step), formats.loss(loss)] for step, loss in facts.evaluations]
+    if facts.loss.evaluations:
+        rows = [[str(step), formats.loss(loss)] for step, loss in facts.loss.evaluations]
         parts += ["## Held-out loss", _table(columns_of(["step", "loss"], rows, num_text=0))]
     if plan := wording.plan_lines(facts):
         parts += ["## The plan", "\n".join(f"- {name}: {_words(words)}" for name, words in plan)]
@@ -72,7 +72,7 @@ def _verdict(facts: RunFacts) -> list[str]:
 
 def _timelines(facts: RunFacts) -> str:
     """Return a row a step and site: what the page draws in full."""
-    if not facts.timelines:
+    if not facts.steps.timelines:
         return _words(wording.no_timelines(facts))
     rows = [
         [
@@ -83,7 +83,7 @@ def _timelines(facts: RunFacts) -> str:
             formats.duration(site.exposed_s),
             str(len(site.buckets)),
         ]
-        for step in facts.timelines
+        for step in facts.steps.timelines
         for name, site in step.sites.items()
     ]
     headings = ["step", "site", "all", "forward and backward", "waited after backward", "buckets"]

@@ -47,11 +47,12 @@ from isthmus.orchestrator.evidence.report.run_charts import (
     step_parts,
     time_marks,
 )
-from isthmus.orchestrator.evidence.report.run_facts import RunFacts, SiteFacts
+from isthmus.orchestrator.evidence.report.run_facts import RunFacts
 from isthmus.orchestrator.evidence.report.sitemap import site_map
 from isthmus.orchestrator.evidence.report.wording import PART_CLASSES
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.fitting_table import Column, columns_of
+from isthmus.orchestrator.runs.facts import SiteFacts
 from isthmus.protos import metrics
 
 _COLOURS = 6
@@ -91,8 +92,8 @@ def opening(facts: RunFacts, level: str = "h2") -> Markup:
             "p",
             element(
                 "span",
-                facts.state,
-                class_=f"state {wording.STATE_CLASSES.get(facts.state, '')}".strip(),
+                facts.outcome.state,
+                class_=f"state {wording.STATE_CLASSES.get(facts.outcome.state, '')}".strip(),
             ),
             f" · run {facts.run_id} · {wording.began(facts)}",
             " · compute is modelled, communication is real" if modelled else None,
@@ -114,9 +115,9 @@ def comparison(runs: Sequence[RunFacts]) -> Markup:
         if (site := _slowest(run)) is not None
     ]
     curves = [
-        Series(name, f"c{index % _COLOURS}", run.losses, formats.loss(run.losses[-1][1]))
+        Series(name, f"c{index % _COLOURS}", run.loss.losses, formats.loss(run.loss.losses[-1][1]))
         for index, (name, run) in enumerate(zip(names, runs, strict=True))
-        if run.losses
+        if run.loss.losses
     ]
     return element(
         "article",
@@ -140,11 +141,14 @@ def split_section(bars: Sequence[Bar], behind: Sequence[Column], note: str) -> M
 
 def _reason(facts: RunFacts) -> Markup | None:
     """Return why it did not end well, if it did not."""
-    if not facts.reason_code:
+    if not facts.outcome.reason_code:
         return None
-    log = f" Log: {facts.log_path}" if facts.log_path else ""
+    log = f" Log: {facts.outcome.log_path}" if facts.outcome.log_path else ""
     return element(
-        "p", element("strong", facts.reason_code), f" {facts.reason}{log}", class_="reason"
+        "p",
+        element("strong", facts.outcome.reason_code),
+        f" {facts.outcome.reason}{log}",
+        class_="reason",
     )
 
 
@@ -165,20 +169,24 @@ def _over_time(facts: RunFacts) -> Markup:
     """Return the run over the wall clock: its pace with stalls and losses, and its sites."""
     unit = wording.pace_unit(facts)
     title = f"{unit.capitalize()} per second, and what each site did"
-    if not facts.pace:
+    if not facts.time.pace:
         return section(title, missing("Too few steps were completed."))
-    end_s = max([facts.pace[-1][0], *(part.end_s for site in facts.lanes for part in site.phases)])
+    end_s = max(
+        [facts.time.pace[-1][0], *(part.end_s for site in facts.time.lanes for part in site.phases)]
+    )
     axis = TimeAxis(end_s)
-    marks = time_marks(facts.happened, axis)
-    shown, num_left = busy_first(facts.lanes, facts.slow)
+    marks = time_marks(facts.time.happened, axis)
+    shown, num_left = busy_first(facts.time.lanes, facts.time.slow)
     left = f" {num_left} more sites trained throughout." if num_left else ""
-    slow = [(each, *times) for each, times in zip(facts.slow, facts.slow_times, strict=True)]
+    slow = [
+        (each, *times) for each, times in zip(facts.time.slow, facts.time.slow_times, strict=True)
+    ]
     return section(
         title,
         element(
             "div",
             figure(
-                pace_chart(facts.pace, unit, facts.stalls, axis, marks),
+                pace_chart(facts.time.pace, unit, facts.time.stalls, axis, marks),
                 table(wording.pace_columns(facts)),
                 note=wording.pace_note(facts),
             ),
@@ -195,7 +203,7 @@ def _over_time(facts: RunFacts) -> Markup:
 
 def _over_steps(facts: RunFacts) -> Markup | None:
     """Return the parts of steps over the run."""
-    columns = facts.step_figures
+    columns = facts.steps.step_figures
     if len(columns["step"]) < 2 or not step_parts(columns):
         return None
     longest_s = longest_shown(columns)
@@ -208,7 +216,7 @@ def _over_steps(facts: RunFacts) -> Markup | None:
         "Step time and its parts over steps",
         "step time",
         series,
-        step_marks(facts.happened),
+        step_marks(facts.time.happened),
         low=0.0,
         y_text=lambda y: formats.duration(y) if y else "0",
     )
@@ -224,9 +232,9 @@ def _over_steps(facts: RunFacts) -> Markup | None:
 
 
 def _happened(facts: RunFacts) -> Markup | None:
-    if not facts.happened:
+    if not facts.time.happened:
         return None
-    more = facts.num_happened - len(facts.happened)
+    more = facts.time.num_happened - len(facts.time.happened)
     return section(
         "What happened",
         element("div", table(wording.event_columns(facts)), class_="happened"),
@@ -286,9 +294,9 @@ def _slowest(run: RunFacts) -> SiteFacts | None:
 
 def _timeline(facts: RunFacts, prefix: str) -> Markup:
     title = "Timeline of a step"
-    if not facts.timelines:
+    if not facts.steps.timelines:
         return section(title, missing(wording.no_timelines(facts)))
-    steps = list(facts.timelines)
+    steps = list(facts.steps.timelines)
     chosen = steps.index(typical(steps))
     options = [
         element(
@@ -320,8 +328,8 @@ def _timeline(facts: RunFacts, prefix: str) -> Markup:
     entries["shade"] = "while backward computes"
     shown = (
         ""
-        if facts.num_timelines == len(steps)
-        else f" {len(steps)} of {facts.num_timelines} steps."
+        if facts.steps.num_timelines == len(steps)
+        else f" {len(steps)} of {facts.steps.num_timelines} steps."
     )
     return section(
         title,
@@ -336,16 +344,16 @@ def _losses(facts: RunFacts) -> Markup:
     series = []
     if facts.plan is not None and facts.plan.compute == "modelled":
         return section("Loss", missing("Compute is modelled: nothing is learnt."))
-    if facts.losses:
-        end = formats.loss(facts.losses[-1][1])
-        series.append(Series("training", "c0", facts.losses, end))
-    if facts.evaluations:
-        end = formats.loss(facts.evaluations[-1][1])
-        series.append(Series("held-out", "c1", facts.evaluations, end, dots=True))
-    marks = step_marks(facts.happened)
+    if facts.loss.losses:
+        end = formats.loss(facts.loss.losses[-1][1])
+        series.append(Series("training", "c0", facts.loss.losses, end))
+    if facts.loss.evaluations:
+        end = formats.loss(facts.loss.evaluations[-1][1])
+        series.append(Series("held-out", "c1", facts.loss.evaluations, end, dots=True))
+    marks = step_marks(facts.time.happened)
     words = "Training and held-out loss over steps"
     return section(
-        "Loss", _curves(series, marks, words, wording.loss_title(not facts.launched.script))
+        "Loss", _curves(series, marks, words, wording.loss_title(not facts.place.launched.script))
     )
 
 
@@ -377,7 +385,7 @@ def _few(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]
 
 
 def _slow(facts: RunFacts) -> Markup | None:
-    if not facts.slow:
+    if not facts.time.slow:
         return None
     columns = table(wording.slow_columns(facts))
     return section("Slow, not hung", columns, lead=wording.SLOW_LEAD)

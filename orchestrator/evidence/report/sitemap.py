@@ -22,8 +22,8 @@ from isthmus.orchestrator.evidence.report.html import (
     shortened,
     words_at,
 )
-from isthmus.orchestrator.evidence.report.run_facts import LinkFacts, SiteFacts
 from isthmus.orchestrator.evidence.view import formats
+from isthmus.orchestrator.runs.facts import LinkFacts, SiteFacts
 
 ASPECT = 2.3
 """Width over height of the drawing, as in page.css; on a phone it is drawn higher."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import time
 from collections import Counter
@@ -11,11 +10,12 @@ from typing import Any
 
 from isthmus.orchestrator.core.run_metrics import PARTS
 from isthmus.orchestrator.evidence.bench.bench_tables import EMULATORS
-from isthmus.orchestrator.evidence.report.run_facts import MachineFacts, RunFacts, SiteFacts
+from isthmus.orchestrator.evidence.report.run_facts import MachineFacts, RunFacts
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.fitting_table import Column, columns_of
 from isthmus.orchestrator.evidence.view.formats import show
 from isthmus.orchestrator.evidence.view.live import link_columns
+from isthmus.orchestrator.runs.facts import SiteFacts, ratio, to_json
 from isthmus.protos import metrics
 from isthmus.topology.spec.expected_devices import NO_DEVICE
 
@@ -79,66 +79,60 @@ def title(facts: RunFacts) -> str:
 
 def began(facts: RunFacts) -> str:
     """Return when it was submitted, in UTC."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(facts.created_wall_s))
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(facts.outcome.created_wall_s))
 
 
 def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
     """Return the run's figures: name, figure, and a line under it."""
-    entropy = facts.unigram_entropy
-    spent = f"{facts.steps} steps"
-    if facts.counts_tokens:
-        spent = f"{formats.count(facts.tokens)} tokens, {spent}"
-    if facts.active_s:
-        spent += f" in {formats.duration(facts.active_s)}"
+    entropy = facts.totals.unigram_entropy
+    spent = f"{facts.totals.steps} steps"
+    if facts.totals.counts_tokens:
+        spent = f"{formats.count(facts.totals.tokens)} tokens, {spent}"
+    if facts.outcome.active_s:
+        spent += f" in {formats.duration(facts.outcome.active_s)}"
     loss_below = "" if entropy is None else f"unigram entropy {formats.loss(entropy)}"
     fell = ""
     learns = facts.plan is None or facts.plan.compute != "modelled"
-    if facts.first_loss is not None and facts.last_loss is not None:
-        fell = f"from {formats.loss(facts.first_loss)} at the first step"
-    ratio = (
-        ""
-        if facts.ratio is None or facts.ratio < 1
-        else f"{formats.factor(facts.ratio)} less than float32"
-    )
+    if facts.loss.losses and facts.totals.loss is not None:
+        fell = f"from {formats.loss(facts.loss.losses[0][1])} at the first step"
+    factor = facts.totals.compression_ratio or 0.0
+    saved = "" if factor < 1 else f"{formats.factor(factor)} less than float32"
     of_peak = "of all accelerators' peak"
-    if facts.mfu_is_estimate:
+    if facts.totals.mfu_estimate is not None:
         of_peak += ", at 6 FLOPs per token and parameter"
-    steps_per_s = formats.ratio(1.0, facts.step_s)
+    steps_per_s = ratio(1.0, facts.totals.step_s)
     pace = (
-        ("tokens per second", show(facts.tokens_per_s, formats.count), spent)
-        if facts.counts_tokens
+        ("tokens per second", show(facts.totals.tokens_per_s, formats.count), spent)
+        if facts.totals.counts_tokens
         else ("steps per second", show(steps_per_s, formats.count), spent)
     )
     found = [
         pace,
-        ("MFU", _mfu(facts), of_peak),
-        ("step time", show(facts.step_s, formats.duration), "mean of the slowest site"),
-        ("exposed WAN time", show(facts.exposed_share, formats.share), "of all steps' time"),
-        ("held-out loss", show(facts.held_out_loss, formats.loss), loss_below),
-        ("training loss", show(facts.last_loss if learns else None, formats.loss), fell),
-        ("sent over the WAN", show(facts.sent_bytes, formats.size), ratio),
+        ("MFU", formats.mfu(to_json(facts.totals)), of_peak),
+        ("step time", show(facts.totals.step_s, formats.duration), "mean of the slowest site"),
+        ("exposed WAN time", show(facts.totals.exposed_share, formats.share), "of all steps' time"),
+        ("held-out loss", show(facts.totals.held_out_loss, formats.loss), loss_below),
+        ("training loss", show(facts.totals.loss if learns else None, formats.loss), fell),
+        ("sent over the WAN", show(facts.totals.sent_bytes, formats.size), saved),
     ]
-    if facts.noise_scale_tokens is not None:
-        batch = facts.tokens / facts.steps if facts.steps else 0.0
-        figure = f"{formats.count(facts.noise_scale_tokens)} tokens"
+    if facts.totals.noise_scale is not None:
+        batch = facts.totals.tokens / facts.totals.steps if facts.totals.steps else 0.0
+        figure = f"{formats.count(facts.totals.noise_scale)} tokens"
         found.append(("gradient noise scale", figure, f"a batch has {formats.count(batch)}"))
     if (egress := facts.egress) is not None and egress.usd is not None:
         below = f"{egress.in_words().partition(', ')[2]}, at the prices of the topology"
         if comparison := egress.comparison():
             below += f"; {comparison}"
         found.append(("egress", formats.dollars(egress.usd), below))
-    if facts.verified_steps:
-        checks = f"after {facts.verified_steps} steps, compared bit for bit"
+    if facts.outcome.verified_steps:
+        checks = f"after {facts.outcome.verified_steps} steps, compared bit for bit"
         found.append(("parameters at all sites", "identical", checks))
-    steps, ranks, length_s = facts.compared
-    if steps:
-        cost = f"of one micro-batch, after {steps} steps; it took {formats.duration(length_s)}"
-        found.append((f"gradients at {ranks} ranks", "the same", cost))
+    compared = facts.totals.compared_gradients
+    if steps := compared["steps"]:
+        took = formats.duration(compared["total_s"])
+        cost = f"of one micro-batch, after {steps} steps; it took {took}"
+        found.append((f"gradients at {compared['ranks']} ranks", "the same", cost))
     return [entry for entry in found if entry[1] != formats.UNKNOWN]
-
-
-def _mfu(facts: RunFacts | SiteFacts) -> str:
-    return formats.mfu({metrics.MFU_ESTIMATE if facts.mfu_is_estimate else metrics.MFU: facts.mfu})
 
 
 def split_columns(sites: Sequence[SiteFacts]) -> list[Column]:
@@ -149,14 +143,15 @@ def split_columns(sites: Sequence[SiteFacts]) -> list[Column]:
         [
             site.site,
             show(site.tokens_per_s, formats.count),
-            _mfu(site),
+            formats.mfu(to_json(site)),
             show(site.planned_mfu, formats.share),
             show(site.step_s, formats.duration),
             *(
-                f"{formats.duration(part_s)} ({formats.share(part_s / site.step_s)})"
+                f"{formats.duration(site.parts_s[part])} "
+                f"({formats.share(site.parts_s[part] / site.step_s)})"
                 if site.step_s
                 else formats.UNKNOWN
-                for part_s in site.parts_s.values()
+                for part in PARTS
             ),
             show(site.hidden_inter_s, formats.duration),
             show(site.encode_s, formats.duration),
@@ -169,15 +164,7 @@ def split_columns(sites: Sequence[SiteFacts]) -> list[Column]:
 
 def measured_links(facts: RunFacts) -> list[Column]:
     """Return every directed link: configured, and what was measured."""
-    return link_columns(
-        [
-            {
-                **dataclasses.asdict(link),
-                metrics.RAW_BYTES: (link.ratio or 0.0) * (link.sent_bytes or 0.0),
-            }
-            for link in facts.links
-        ]
-    )
+    return link_columns([to_json(link) for link in facts.links])
 
 
 def _codecs(of_trees: tuple[str, ...]) -> str:
@@ -246,29 +233,29 @@ def alternative_columns(facts: RunFacts) -> list[Column]:
 
 
 def _wan(facts: RunFacts) -> str:
-    about = EMULATORS.get(facts.emulator or "none", f"emulated by {facts.emulator}")
-    return f"{about}. {facts.emulator_note}" if facts.emulator_note else about
+    about = EMULATORS.get(facts.place.emulator or "none", f"emulated by {facts.place.emulator}")
+    return f"{about}. {facts.place.emulator_note}" if facts.place.emulator_note else about
 
 
 def pace_unit(facts: RunFacts) -> str:
     """Return what the pace counts: a script that counts no tokens has steps."""
-    return "tokens" if facts.counts_tokens else "steps"
+    return "tokens" if facts.totals.counts_tokens else "steps"
 
 
 def pace_note(facts: RunFacts) -> str:
     """Return what the chart of the pace shows beside it."""
     words = "The mean over equal intervals of time"
-    if not facts.stalls:
+    if not facts.time.stalls:
         return f"{words}. The run never stood still."
-    total = formats.duration(sum(each.length_s for each in facts.stalls))
-    number = len(facts.stalls)
+    total = formats.duration(sum(each.length_s for each in facts.time.stalls))
+    number = len(facts.time.stalls)
     times = "once" if number == 1 else f"{number} times"
     return f"{words}. Shaded: the run stood still {times}, for {total} in all."
 
 
 def pace_columns(facts: RunFacts) -> list[Column]:
     """Return some dozens of the pace's points, and the stalls."""
-    points = facts.pace
+    points = facts.time.pace
     stride = -(-len(points) // 40)
     rows = [
         [formats.duration(at_s), formats.count(amount)]
@@ -312,7 +299,7 @@ def event_columns(facts: RunFacts) -> list[Column]:
             str(each.step),
             formats.clock(each.wall_s),
         ]
-        for each in facts.happened
+        for each in facts.time.happened
     ]
     headings = ["mark", "after", "where", "what", "step", "time"]
     return columns_of(headings, rows, num_text=6)
@@ -332,7 +319,7 @@ def machine_columns(facts: RunFacts) -> list[Column]:
             each.build or formats.UNKNOWN,
             _commit(each) or formats.UNKNOWN,
         ]
-        for each in facts.machines
+        for each in facts.place.machines
     ]
     headings = [
         "site",
@@ -362,8 +349,8 @@ _COMMIT_DIGITS = 10
 
 def unlike_commits(facts: RunFacts) -> str:
     """Return a warning if sites ran different code; empty: they did not, or nothing is known."""
-    commits = {(each.commit, each.is_changed) for each in facts.machines if each.commit}
-    builds = {each.build for each in facts.machines if each.build}
+    commits = {(each.commit, each.is_changed) for each in facts.place.machines if each.commit}
+    builds = {each.build for each in facts.place.machines if each.build}
     if len(commits) > 1:
         return "Sites ran different commits of the script."
     if len(builds) > 1:
@@ -373,7 +360,7 @@ def unlike_commits(facts: RunFacts) -> str:
 
 def launch_lines(facts: RunFacts) -> list[tuple[str, str]]:
     """Return what was launched, and how."""
-    launched = facts.launched
+    launched = facts.place.launched
     lines = [
         ("job", launched.job),
         ("topology", launched.topology),
@@ -428,7 +415,7 @@ def slow_columns(facts: RunFacts) -> list[Column]:
             formats.duration(each.total_s),
             formats.words(each.why) or formats.UNKNOWN,
         ]
-        for each in facts.slow
+        for each in facts.time.slow
     ]
     headings = ["who", "from step", "to step", "cost per step", "share", "in all", "why"]
     return [
@@ -443,10 +430,10 @@ def comparison(runs: Sequence[RunFacts]) -> list[Column]:
     figures = [{name: figure for name, figure, _ in headline(run)} for run in runs]
     names = dict.fromkeys(name for each in figures for name in each)
     rows = [
-        ["state", *(run.state for run in runs)],
+        ["state", *(run.outcome.state for run in runs)],
         *([name, *(each.get(name, formats.UNKNOWN) for each in figures)] for name in names),
-        ["steps", *(str(run.steps) for run in runs)],
-        ["ratio", *(show(run.ratio, formats.factor) for run in runs)],
+        ["steps", *(str(run.totals.steps) for run in runs)],
+        ["ratio", *(show(run.totals.compression_ratio, formats.factor) for run in runs)],
         *(
             [name, *(plan.get(name, formats.UNKNOWN).partition(":")[0] for plan in plans)]
             for name in ("reduction", "codec", "schedule", "compute")
@@ -464,7 +451,7 @@ def labels(runs: Sequence[RunFacts]) -> list[str]:
 
 def no_timelines(facts: RunFacts) -> str:
     """Return why there is no timeline."""
-    if not facts.steps:
+    if not facts.totals.steps:
         return "No step was done."
     return (
         f"Run {facts.run_id} kept no buckets' times: `timeline: {{every: …}}` in the job says for "

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.orchestrator.coordinator.journal import Journal
-from isthmus.orchestrator.core.run_metrics import RunMetrics, summarise
+from isthmus.orchestrator.core.event_kinds import EventKind
+from isthmus.orchestrator.core.run_record import Measurement, RunRecord
 from isthmus.orchestrator.documents import Pair
 from isthmus.orchestrator.run_folder.home import claim_run_folder
 from isthmus.orchestrator.run_folder.run_files import RunFiles
+from isthmus.orchestrator.runs.facts import summarise
 from isthmus.protos import metrics
 from isthmus.protos.errors import StateConflictError
 from isthmus.topology.faults.script import Change, TimedChange
@@ -50,18 +52,21 @@ def write_run(
     files = RunFiles(folder.path)
     files.write_documents(pair.topology_document.written, pair.job_document.written)
     sites = [site.name for site in pair.topology.sites]
-    measured = RunMetrics(tuple(sites))
     made = list(records(run, run_id, began_s))
-    for each in (one for one in made if one["site"]):
-        measured.add(each["site"], each["kind"], each["step"], each["values"], each["labels"])
     files.append_metrics(made)
+    record = RunRecord(run_id, sites)
     journal = Journal(folder.path)
     try:
         note = "; ".join([NOTE, *told])
         _journal(journal, run_id, folder.path, pair, run, began_s, note)
-        journal.save_progress(run_id, {**measured.progress(), "active_s": run.wall_s})
-        view = journal.view(run_id)
-        files.write_summary(summarise(view, measured, active_s=run.wall_s, verified_steps=0))
+        for event in journal.events(run_id):
+            record.apply(event)
+        for line in made:
+            if line["site"]:
+                record.measure(Measurement.of(line))
+        journal.save_progress(run_id, {**record.measured.progress(), "active_s": run.wall_s})
+        summary = summarise(record, active_s=run.wall_s, verified_steps=0)
+        files.write_summary(summary)
     finally:
         journal.close()
     return folder.path
@@ -94,12 +99,13 @@ def _journal(
             "target": link.target,
             "bytes_per_s": link.bytes_per_s,
             "rtt_s": link.rtt_s,
+            "egress_usd_per_byte": link.egress_usd_per_byte,
         }
         for link in pair.topology.links
     ]
     sites = [site.name for site in pair.topology.sites]
     append(
-        "run.submitted",
+        EventKind.RUN_SUBMITTED,
         0.0,
         name=pair.job.name,
         folder=str(folder),
@@ -108,18 +114,20 @@ def _journal(
         topology_overrides=pair.topology_document.overrides,
         job_overrides=pair.job_document.overrides,
     )
-    append("run.simulated", 0.0, note=note)
+    append(EventKind.RUN_SIMULATED, 0.0, note=note)
     for site in sites:
-        append("site.joined", 0.0, site, host=HOST)
+        append(EventKind.SITE_JOINED, 0.0, site, host=HOST)
     if links:
-        append("wan.emulated", 0.0, emulator=EMULATOR)
-    append("run.active", 0.0)
+        append(EventKind.WAN_EMULATED, 0.0, emulator=EMULATOR)
+    append(EventKind.RUN_ACTIVE, 0.0)
     for outage in run.outages:
-        append("site.failed", outage.at_s, outage.site, lost_steps=outage.lost_steps)
-        append("run.recovered", outage.until_s)
+        append(EventKind.SITE_FAILED, outage.at_s, outage.site, lost_steps=outage.lost_steps)
+        append(EventKind.RUN_RECOVERED, outage.until_s)
     for site in sites:
-        append("site.ended", run.wall_s, site, succeeded=True)
-    append("run.ended", run.wall_s, state="SUCCEEDED", reason_code="", reason="", failure=None)
+        append(EventKind.SITE_ENDED, run.wall_s, site, succeeded=True)
+    append(
+        EventKind.RUN_ENDED, run.wall_s, state="SUCCEEDED", reason_code="", reason="", failure=None
+    )
 
 
 Record = dict[str, Any]

@@ -9,11 +9,11 @@ from typing import Any
 
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.formats import known
+from isthmus.orchestrator.runs.facts import DAY_S
 from isthmus.protos import metrics
 
 PRICE = "egress_usd_per_byte"
 """The price of a link's bytes, among its figures."""
-DAY_S = 86_400.0
 _LEAST_SAVED = 0.01
 """Least saving that is worth a line, as a part of what float32 would cost."""
 
@@ -83,21 +83,6 @@ def egress_of(
         fp32_usd_per_day=raw / active_s * DAY_S if raw else None,
         codec=codec,
     )
-
-
-def link_costs(
-    link: Mapping[str, Any], active_s: float | None, step_s: float | None
-) -> dict[str, float]:
-    """Return what a link costs, by the names of its columns; empty: it has no price."""
-    if not known(link, PRICE):
-        return {}
-    usd = _usd(link, metrics.SENT_BYTES)
-    costs = {"egress_usd": usd}
-    if active_s:
-        costs["egress_usd_per_day"] = usd / active_s * DAY_S
-        if step_s:
-            costs["egress_usd_per_step"] = usd / active_s * step_s
-    return costs
 
 
 def _usd(link: Mapping[str, Any], key: str) -> float:

@@ -27,11 +27,6 @@ def known(values: Mapping[str, Any], key: str) -> float | None:
     return None
 
 
-def ratio(part: float | None, whole: float | None) -> float | None:
-    """Return part over whole, where both are known and the whole is not 0."""
-    return part / whole if part is not None and whole else None
-
-
 def show(value: float | None, style: Callable[[float], str]) -> str:
     """Return `value` in one of the styles below, or a dash."""
     return UNKNOWN if value is None else style(value)

@@ -14,11 +14,13 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.alike import and_others, told_once
-from isthmus.orchestrator.evidence.view.egress import PRICE, egress_of, link_costs
+from isthmus.orchestrator.evidence.view.egress import egress_of
 from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
-from isthmus.orchestrator.evidence.view.formats import known, ratio, show
+from isthmus.orchestrator.evidence.view.formats import known, show
+from isthmus.orchestrator.runs.facts import link_facts, ratio, to_json
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 
@@ -43,8 +45,6 @@ _PHASES = (
 _NAMED = 4
 """Sites that are named one by one."""
 MOST_LINKS = 6
-STOPPING = "run.stopping"
-"""The note of why a run ends, which is its reason once it has."""
 _BAR_WIDTH = 40
 _LEAST_BAR = 10
 
@@ -87,7 +87,9 @@ class LiveTable:
         if run.reason_code:
             yield unbroken(f"{formats.words(run.reason_code)}: {formats.words(run.reason)}", width)
         is_over = bool(run.reason_code)
-        notes = [each for each in run.noted if not (is_over and each.kind == STOPPING)]
+        notes = [
+            each for each in run.noted if not (is_over and each.kind == EventKind.RUN_STOPPING)
+        ]
         for line in noted(notes, [site.site for site in run.sites]):
             yield unbroken(line, width, style="yellow")
         if run.state in _WAITING and _step(run) is None:
@@ -110,18 +112,24 @@ def _step_s(run: control_pb2.Run) -> float | None:
 
 def _link_figures(run: control_pb2.Run) -> list[dict[str, Any]]:
     """Return the figures of each link that has some, as `link_columns` takes them."""
-    found = []
-    for link in run.links:
-        figures: dict[str, Any] = {
-            **link.latest,
-            "source": link.source,
-            "target": link.target,
-            "configured_bytes_per_s": link.bytes_per_s or None,
-            PRICE: link.egress_usd_per_byte or None,
-        }
-        if link.latest:
-            found.append({**figures, **link_costs(figures, run.active_s, _step_s(run))})
-    return found
+    return [
+        to_json(
+            link_facts(described(link), link.latest, active_s=run.active_s, step_s=_step_s(run))
+        )
+        for link in run.links
+        if link.latest
+    ]
+
+
+def described(link: control_pb2.LinkStatus) -> dict[str, Any]:
+    """Return a link as the journal describes it."""
+    return {
+        "source": link.source,
+        "target": link.target,
+        "bytes_per_s": link.bytes_per_s,
+        "rtt_s": link.rtt_s,
+        "egress_usd_per_byte": link.egress_usd_per_byte,
+    }
 
 
 def unbroken(text: str, width: int, style: str = "") -> Text:

@@ -10,8 +10,9 @@ from typing import Any
 from rich.console import Console
 
 from isthmus.orchestrator.evidence.view import formats
-from isthmus.orchestrator.evidence.view.egress import DAY_S, Egress
+from isthmus.orchestrator.evidence.view.egress import Egress
 from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
+from isthmus.orchestrator.runs.facts import DAY_S
 from isthmus.topology.spec.lanes import Lanes
 from isthmus.topology.spec.plan_decisions import NUM_TOLD_ALTERNATIVES
 from isthmus.topology.spec.world import Topology

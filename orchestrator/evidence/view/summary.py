@@ -9,16 +9,16 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.run_metrics import PARTS
 from isthmus.orchestrator.evidence.view import formats
-from isthmus.orchestrator.evidence.view.egress import egress_of, link_costs
+from isthmus.orchestrator.evidence.view.egress import egress_of
 from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
-from isthmus.orchestrator.evidence.view.formats import known, ratio, show
+from isthmus.orchestrator.evidence.view.formats import known, show
 from isthmus.orchestrator.evidence.view.live import (
     ASCII,
     BLOCKS,
     MOST_LINKS,
-    STOPPING,
     STYLES,
     link_columns,
     links_that_matter,
@@ -27,6 +27,7 @@ from isthmus.orchestrator.evidence.view.live import (
     sparkline,
     unbroken,
 )
+from isthmus.orchestrator.runs.facts import ratio
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.failure import name_exit
 
@@ -64,8 +65,7 @@ class RunSummary:
         if sites := summary.get("sites"):
             yield Text()
             yield _sites(sites, has_rates=summary.get("counts_tokens") is not False)
-        if summary.get("links"):
-            links = _links(summary)
+        if links := summary.get("links"):
             shown = links_that_matter(links, MOST_LINKS)
             yield Text()
             yield FittingTable(link_columns(shown))
@@ -90,12 +90,6 @@ def _heading(summary: Mapping[str, Any]) -> Text:
     return Text(" ").join(part for part in parts if part)
 
 
-def _links(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the figures of the links, with what they cost."""
-    active_s, step_s = known(summary, "active_s"), known(summary, "step_s")
-    return [{**link, **link_costs(link, active_s, step_s)} for link in summary.get("links") or []]
-
-
 def _egress(summary: Mapping[str, Any]) -> str:
     cost = egress_of(
         summary.get("links") or [],
@@ -116,7 +110,7 @@ def _notes(summary: Mapping[str, Any]) -> list[str]:
             text=formats.words(each.get("text")),
         )
         for each in summary.get("noted") or []
-        if each.get("kind") != STOPPING
+        if each.get("kind") != EventKind.RUN_STOPPING
     ]
     sites = [str(site.get("site")) for site in summary.get("sites") or []]
     return noted(notes, sites)
