@@ -184,7 +184,7 @@ class SimCoordinator:
         self.record = self._fold(recorded)
         self._on_disk = self._fold(recorded)
         """What the next coordinator would make of the journal."""
-        settings = RunSettings(may_return=True)
+        settings = RunSettings(may_return=True, drops_corrupt=True)
         self.run = BROKEN.get(mutant, Run)(
             world(names), self._rules(), settings, self.record, now_s
         )

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from isthmus.orchestrator.core.run_end import LOSES_SITE, SCRIPT_FAILED
+from isthmus.orchestrator.core.run_end import GRADIENTS_DIFFER, LOSES_SITE, SCRIPT_FAILED
 from isthmus.orchestrator.core.run_events import (
     CancelRequested,
     EpochEntered,
@@ -59,6 +59,9 @@ MUTANTS = (
     *BROKEN,
     *FORGOTTEN,
 )
+_OF_SITES = LOSES_SITE | {GRADIENTS_DIFFER}
+WRONG = 0.25
+"""Part of the sites' ends that are those of a rank which computes wrongly."""
 FAULTS_S = 60.0
 """Faults come within this; then everything that was cut is mended."""
 EARLY = 0.1
@@ -199,6 +202,9 @@ class Simulation:
         """Sites without which the run goes on."""
         self._took_part = {*begin_with}
         """Sites that have not only followed."""
+        self._wrong = random.Random(f"gradients {seed}")
+        self._condemned: set[str] = set()
+        """Sites that have computed wrongly, and wait for an operator."""
         self._unwanted: set[str] = set()
         """Those that an operator has dropped."""
         self._is_cancelled = False
@@ -497,7 +503,14 @@ class Simulation:
             case "site.ended_early":
                 self.counts["ended early"] += 1
                 self._have_ended_early.add(record.site)
+            case "failure.reported" if record.detail["code"] == GRADIENTS_DIFFER:
+                if record.detail["is_loss"]:
+                    self._condemned.add(record.site)
             case "site.returning":
+                if record.site in self._condemned:
+                    raise BrokenPromiseError(
+                        f"{record.site} computes wrongly, and is started again"
+                    )
                 self._have_ended_early.discard(record.site)
             case "site.returned":
                 self._took_part.add(record.site)
@@ -506,6 +519,8 @@ class Simulation:
                 self._unwanted.add(record.site)
             case "site.drop_refused" | "site.add_requested":
                 self._unwanted.discard(record.site)
+                if record.kind == "site.add_requested":
+                    self._condemned.discard(record.site)
 
     def _check_one_past(self, epoch: int, members: tuple[str, ...]) -> None:
         """Members that go on together have had the same results, as far as they can be compared."""
@@ -561,9 +576,9 @@ class Simulation:
                 self.counts["not begun"] += 1
             case RunState.FAILED, code if code == SCRIPT_FAILED and self._is_script_to_blame:
                 self.counts["script failed"] += 1
-            case RunState.FAILED, code if code in LOSES_SITE and not self._has_first_step:
+            case RunState.FAILED, code if code in _OF_SITES and not self._has_first_step:
                 self.counts["no first step"] += 1
-            case RunState.FAILED, code if code in LOSES_SITE and len(working) <= 1:
+            case RunState.FAILED, code if code in _OF_SITES and len(working) <= 1:
                 self.counts["failed"] += 1
             case _:
                 raise BrokenPromiseError(f"the run ends, though {working} work: {end}")
@@ -697,6 +712,9 @@ class Simulation:
         if what in {"gateway", "script"}:
             site.is_alive = False
             code = SCRIPT_FAILED if what == "script" else "GATEWAY_EXITED"
+            if what == "gateway" and self._wrong.random() < WRONG:
+                code = GRADIENTS_DIFFER  # a rank of it ends, and the site with it
+                self.counts["computed wrongly"] += 1
             agent.end(succeeded=False, within_s=0.5, failure=code)
         else:
             agent.die()

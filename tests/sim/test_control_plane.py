@@ -25,6 +25,7 @@ EVERYTHING = (
         "not begun",
         "done with losses",
         "script failed",
+        "computed wrongly",
         "no first step",
     ),
     "ended early",

@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.protos import metrics
 from tests.fakes.two_sites import bits, bits_of, run
-from tests.sites.worker_programs import train_compared
+from tests.sites.worker_programs import train_compared, train_compared_beside_shards
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
@@ -46,3 +46,20 @@ def test_ranks_compare_and_train_as_without(tmp_path: Path, kind: str) -> None:
     for name, state in found[0].items():
         assert bits_of(state["final"]) == bits_of(found[1][name]["final"]), name
         assert bits(state["next"]) == bits(found[1][name]["next"]), name
+
+
+def test_beside_a_site_that_shards_its_model_rounds_still_pair_and_people_are_told(
+    tmp_path: Path,
+) -> None:
+    found = []
+    for every in (0, 1):
+        folder = tmp_path / str(every)
+        folder.mkdir()
+        job = [f"verify.gradients_every={every}"]
+        saved, gateways = run(folder, train_compared_beside_shards, (1, 2), job=job)
+        found.append(saved)
+        kinds = [(site, each["kind"]) for site, _, each in gateways.metrics]
+        assert kinds.count((1, metrics.TROUBLE)) == every
+        assert metrics.GRADIENTS not in [kind for _, kind in kinds], "one rank can compute"
+    for name, state in found[0].items():
+        assert bits_of(state["final"]) == bits_of(found[1][name]["final"]), name

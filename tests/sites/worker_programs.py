@@ -11,11 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd import backward
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
 from isthmus.protos.errors import IsthmusError
 from isthmus.sites.worker.api.site import Site
+from isthmus.sites.worker.exchange.sharding import whole_of
 from tests.fakes.ranks import wait_for_all_ranks
 
 NUM_STEPS = 4
@@ -256,12 +258,19 @@ def note_error(folder: Path, name: str, attempt: Callable[[], None]) -> None:
         torch.save(noted, folder / f"{name}.pt")
 
 
-def train_compared(folder: Path, name: str) -> None:
+def train_compared_beside_shards(folder: Path, name: str) -> None:
+    """As `train_compared`; site 1 shards its model."""
+    train_compared(folder, name, is_sharded=True)
+
+
+def train_compared(folder: Path, name: str, *, is_sharded: bool = False) -> None:
     """Eight steps, in any regime, that draw random numbers; site 0 trains a plain model."""
     site = join_site()
     torch.manual_seed(11 + site.global_rank)
     net = nn.Sequential(build(seed=0), nn.Dropout(0.5), nn.BatchNorm1d(3, affine=False))
-    model = net if site.index == 0 else DistributedDataParallel(net)
+    model: nn.Module = net
+    if site.index > 0:
+        model = fully_shard(net) if is_sharded else DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
     site.attach(model, optimizer, beside_shards=True)
     for step in range(8):
@@ -270,6 +279,6 @@ def train_compared(folder: Path, name: str) -> None:
         backward(loss_of(model, step, site.global_rank, 0, torch.float32))
         optimizer.step()
     with site.global_parameters():
-        final = {key: each.clone() for key, each in net.state_dict().items()}
+        final = {key: whole_of(each).clone() for key, each in net.state_dict().items()}
     site.leave()
     torch.save({"final": final, "next": torch.rand(3)}, folder / f"{name}.pt")

@@ -606,10 +606,11 @@ class Attachment:
         names = {} if hook is None else {each: name for name, each in hook.parameters_now()}
         if hook is None or not is_whole or any(map(is_sharded, names)):
             models = []
-            note(
-                "gradients are not compared (verify.gradients_every): that needs "
-                "site.attach, and DistributedDataParallel or a plain model on the site's only rank"
-            )
+            if context.rank == 0:
+                note(
+                    "gradients are not compared here (verify.gradients_every): that needs site.attach, "
+                    "and DistributedDataParallel or a plain model on the site's only rank"
+                )
         device = context.device
         is_exact = device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
         self._now.gradient_check = check = GradientCheck(
