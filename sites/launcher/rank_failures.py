@@ -120,7 +120,10 @@ def write_error_file(path: str | None, details: Mapping[str, Any], traceback: st
         "message": details["message"],
         "extraInfo": {"py_callstack": traceback, "timestamp": str(int(details["wall_s"]))},
     }
-    Path(path).write_text(json.dumps({"message": said, "isthmus": dict(details)}))
+    # torchrun may end this process meanwhile, and would not survive half a file.
+    scratch = Path(path).with_name("error.json.new")
+    scratch.write_text(json.dumps({"message": said, "isthmus": dict(details)}))
+    scratch.replace(path)
 
 
 def last_words(log: Path) -> str:
