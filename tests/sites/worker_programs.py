@@ -269,8 +269,10 @@ def train_compared(folder: Path, name: str, *, is_sharded: bool = False) -> None
     torch.manual_seed(11 + site.global_rank)
     net = nn.Sequential(build(seed=0), nn.Dropout(0.5), nn.BatchNorm1d(3, affine=False))
     model: nn.Module = net
-    if site.index > 0:
-        model = fully_shard(net) if is_sharded else DistributedDataParallel(net)
+    if site.index > 0 and is_sharded:
+        fully_shard(net)
+    elif site.index > 0:
+        model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
     site.attach(model, optimizer, beside_shards=True)
     for step in range(8):
