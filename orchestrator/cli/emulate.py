@@ -205,7 +205,7 @@ def _clean(output: Output, home: Path, arguments: Sequence[str]) -> int:
     from isthmus.orchestrator.emulator.emulations import clean, folders
 
     if arguments:
-        raise click.UsageError("--clean: takes nothing else")
+        raise click.UsageError("--clean: no other argument goes with it")
     removed = clean(home)
     up = [folder.name for folder in folders(home)]
     lines = [

@@ -42,7 +42,7 @@ COMMANDS = {
     "sites": "Drop a site from a run that goes on, or have one take part.",
     "checkpoints": "List, verify and export what was kept of a run.",
     "emulate": "Emulate the WAN of a topology by itself; enter, change and check it.",
-    "report": "Write what runs and benchmarks came to as one page, by default of the latest run.",
+    "report": "Write a page about runs and benchmarks, by default about the latest run.",
     "dashboard": "Show runs in a browser, live, until Ctrl-C.",
     "trace": "Write a run as trace events, for Perfetto and chrome://tracing.",
     "bench": "Measure scaling efficiency, the exchange by itself, or how long a failure stalls others.",

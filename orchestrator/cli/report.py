@@ -46,7 +46,7 @@ def command(
     coordinator: str | None,
     home: Path | None,
 ) -> int:
-    """Write what runs and benchmarks came to as one page, by default of the latest run.
+    """Write a page about runs and benchmarks, by default about the latest run.
 
     Several are put side by side. The page is one file that loads nothing from elsewhere.
     """

@@ -81,7 +81,7 @@ class Outlet:
             if self._num_told <= MAX_TOLD:
                 last = "; not told again" if self._num_told == MAX_TOLD else ""
                 self._say(
-                    f"{self._name} takes nothing: {why}; the run goes on without it{last}", True
+                    f"{self._name} gets no data: {why}; the run continues without it{last}", True
                 )
         self._trouble = why
 
@@ -109,4 +109,4 @@ class Outlet:
         if self._tool.send(update) and self._trouble:
             self._trouble = ""
             if self._num_told < MAX_TOLD:
-                self._say(f"{self._name} takes what comes again", False)
+                self._say(f"{self._name} gets data again", False)

@@ -87,7 +87,7 @@ def test_one_that_always_fails_is_told_once_and_counted_at_the_end() -> None:
         outlet.put(NOTHING)
     finish(outlet)
     assert said.warnings == [
-        "tool takes nothing: ConnectionError: nobody answers there; the run goes on without it",
+        "tool gets no data: ConnectionError: nobody answers there; the run continues without it",
         "tool has missed 20 updates",
     ]
 
@@ -101,7 +101,7 @@ def test_one_that_works_again_is_told() -> None:
     tool.fails = False
     outlet.put(UPDATE)
     finish(outlet)
-    assert ("tool takes what comes again", False) in said.lines
+    assert ("tool gets data again", False) in said.lines
     assert tool.sent == [UPDATE]
 
 
@@ -118,7 +118,7 @@ def test_one_that_fails_now_and_then_does_not_fill_the_runs_notes() -> None:
         wait_for(lambda number=number: len(tool.sent) == number + 1)  # type: ignore[misc]
     finish(outlet)
     assert len(said.warnings) == 6
-    assert said.warnings[4].endswith("the run goes on without it; not told again")
+    assert said.warnings[4].endswith("the run continues without it; not told again")
     assert said.warnings[5] == "tool has missed 20 updates"
 
 

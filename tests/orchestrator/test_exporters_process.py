@@ -98,7 +98,7 @@ def test_a_dead_endpoint_is_one_line_for_people_and_what_was_missed(tmp_path: Pa
         folder = exported_run(tmp_path, f"{{prometheus: {{port: {port}}}}}")
         said = finished(started(folder))
     assert [each["is_warning"] for each in said] == [True, True]
-    assert said[0]["text"].startswith("prometheus takes nothing: OSError: 127.0.0.1:")
+    assert said[0]["text"].startswith("prometheus gets no data: OSError: 127.0.0.1:")
     assert said[1]["text"].startswith("prometheus has missed ")
 
 
@@ -217,7 +217,7 @@ def test_a_dead_endpoint_is_a_note_of_the_run_which_goes_on(tmp_path: Path) -> N
             await active(bench, "a", "b", job=JOB + section)
             run = await bench.until(lambda run: any("exporter" in each for each in run.notes))
             (note,) = [each for each in run.notes if "exporter" in each]
-            assert note.startswith("exporter prometheus takes nothing: OSError: 127.0.0.1:")
+            assert note.startswith("exporter prometheus gets no data: OSError: 127.0.0.1:")
             assert run.state == control_pb2.RUN_STATE_ACTIVE
 
     with taken_port() as port:

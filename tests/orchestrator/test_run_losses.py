@@ -69,7 +69,7 @@ def test_where_its_site_is_dropped_only_an_operator_starts_it_again(after: str) 
     fail(world, "GRADIENTS_DIFFER")
     if after:
         records = recorded_events(world)
-        last = [each.kind for each in records].index(after)
+        last = [str(each.kind) for each in records].index(after)
         world = begin()
         world.recall(records[: last + 1])
         world.tell(*(run_events.SiteReturned(each, "h", 0, has_run=True) for each in "ac"))
@@ -83,7 +83,7 @@ def test_where_its_site_is_dropped_only_an_operator_starts_it_again(after: str) 
     assert after == "site.lost" or any(said in each for each in notes)
     world.tell(run_events.SiteEnded("b", succeeded=False), run_events.AddRequested("b"))
     world.wait(1.0)
-    assert [each.kind for each in recorded_events(world)].count("site.returning") == 1
+    assert [each.kind for each in recorded_events(world)].count(EventKind.SITE_RETURNING) == 1
 
 
 @pytest.mark.parametrize("code", ["RANK_KILLED", "RANK_EXITED", "GATEWAY_EXITED", "NODE_LOST"])

@@ -339,6 +339,6 @@ def test_a_site_that_follows_is_named_and_has_no_loss() -> None:
     shown.sites[1].latest["loss"] = 0.0
     shown.sites[1].latest["site_tokens"] = 0.0
     text = render(shown)
-    assert "members since epoch 3: oregon, frankfurt (frankfurt follows)" in text
+    assert "members since epoch 3: oregon, frankfurt (catching up: frankfurt)" in text
     line = next(line for line in text.splitlines() if line.startswith("frankfurt"))
     assert line.split()[:5] == ["frankfurt", "returning", "120", "-", "-"]

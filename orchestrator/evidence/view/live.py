@@ -266,13 +266,13 @@ def plain_line(run: control_pb2.Run) -> str:
 def _members(run: control_pb2.Run) -> str:
     """Return who takes part, unless all sites do and count."""
     returning = control_pb2.SITE_STATE_RETURNING
-    follows = [
+    behind = [
         site.site for site in run.sites if site.site in run.members and site.state == returning
     ]
-    if not run.members or (len(run.members) == len(run.sites) and not follows):
+    if not run.members or (len(run.members) == len(run.sites) and not behind):
         return ""
     told = f"members since epoch {run.epoch}: {formats.words(', '.join(run.members))}"
-    return f"{told} ({formats.words(', '.join(follows))} follows)" if follows else told
+    return f"{told} (catching up: {formats.words(', '.join(behind))})" if behind else told
 
 
 def _figures(run: control_pb2.Run) -> list[str]:
@@ -326,7 +326,7 @@ def _counted(run: control_pb2.Run) -> list[control_pb2.SiteStatus]:
 
 
 def _loss(values: Mapping[str, float]) -> float | None:
-    """Return a site's loss; None while it follows: a mean over no tokens is none."""
+    """Return a site's loss; None while it catches up: a mean over no tokens is none."""
     return None if known(values, metrics.SITE_TOKENS) == 0 else known(values, metrics.LOSS)
 
 
