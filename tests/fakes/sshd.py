@@ -8,6 +8,9 @@ import pwd
 import shutil
 import socket
 import subprocess
+import sys
+import sysconfig
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ import pytest
 
 from tests.fakes.waiting import wait_for
 
+ROOT = Path(__file__).parents[2]
 SSHD = "/usr/sbin/sshd"
 SEPARATION = Path("/run/sshd")
 """sshd wants it where it runs as root."""
@@ -92,6 +96,25 @@ def _let_in(folder: Path, home: Path) -> None:
     """Have the key log in who has that home."""
     (home / ".ssh").mkdir(mode=0o755)
     (home / ".ssh" / "authorized_keys").write_bytes((folder / "key.pub").read_bytes())
+
+
+@contextmanager
+def nobodys(folder: Path) -> Iterator[tuple[Sshd, Path, Path]]:
+    """Run one that lets in `nobody`; give it, their home, and a Python that they may read.
+
+    It is the system's, with our packages. `folder` is made for the server.
+    """
+    account = pwd.getpwnam("nobody")
+    with tempfile.TemporaryDirectory(prefix="isthmus-nobody-") as made:
+        home = Path(made)
+        python = home / "python"
+        packages = os.pathsep.join([str(ROOT / ".src"), sysconfig.get_paths()["purelib"]])
+        system = f"/usr/bin/python{sys.version_info[0]}.{sys.version_info[1]}"
+        python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {system} "$@"\n')
+        python.chmod(0o755)
+        with sshd(folder, home=home) as server:
+            shutil.chown(home, account.pw_uid, account.pw_gid)
+            yield server, home, python
 
 
 @contextmanager

@@ -7,13 +7,13 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fakes.sshd import Sshd, sshd
+from tests.fakes.sshd import Sshd, nobodys, sshd
 from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
@@ -55,7 +55,7 @@ def server(tmp_path: Path) -> Iterator[Sshd]:
         yield made
 
 
-def project(run: Bench, server: Sshd) -> Path:
+def project(run: Bench, launchers: Mapping[str, str]) -> Path:
     """Write a project, and a topology of two sites behind sshd that have nothing of it."""
     folder = run.folder / "project"
     (folder / "data").mkdir(parents=True)
@@ -70,8 +70,7 @@ def project(run: Bench, server: Sshd) -> Path:
     corpus.parent.mkdir()
     corpus.write_text(CORPUS)
     text = topology_yaml([(1, 1)] * 2, emulate=False, addresses=PLACES)
-    for site in "ab":
-        launcher = server.launcher(sys.executable, run.folder / f"at-{site}")
+    for site, launcher in launchers.items():
         more = f"launcher: {launcher}, prologue: [export FROM_PROLOGUE={site}], "
         text = text.replace(f"name: {site}, ", f"name: {site}, {more}")
     (folder / "topology.yaml").write_text(text)
@@ -90,7 +89,9 @@ def found(run: Bench, run_id: str) -> dict[str, dict[str, Any]]:
 
 
 def test_sites_that_have_nothing_of_a_project_train_it(run: Bench, server: Sshd) -> None:
-    folder = project(run, server)
+    folder = project(
+        run, {site: server.launcher(sys.executable, run.folder / f"at-{site}") for site in "ab"}
+    )
     git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
         subprocess.run([*git, *words], check=True)
@@ -121,3 +122,25 @@ def test_sites_that_have_nothing_of_a_project_train_it(run: Bench, server: Sshd)
     assert "line 1: +RATE = 0.2" in page.read_text()
     run.isthmus("down", str(folder / "topology.yaml")).check()
     assert carried_s < 20, "most of it is the start of the command"
+
+
+@pytest.mark.exhaustive
+def test_an_account_that_may_read_nothing_here_trains(run: Bench, tmp_path: Path) -> None:
+    """`nobody` is at both sites, and the project is another user's."""
+    with nobodys(tmp_path / "nobodys") as (theirs, home, python):
+        places = {site: home / site for site in "ab"}
+        folder = project(
+            run, {site: theirs.launcher(str(python), at) for site, at in places.items()}
+        )
+        job = folder / "job.yaml"
+        corpus = home / "corpus.bin"  # what is fetched has to be readable by who fetches it
+        corpus.write_text(CORPUS)
+        corpus.chmod(0o644)
+        job.write_text(job.read_text().replace(str(run.folder / "store"), str(home)))
+        run.isthmus("up", str(folder / "topology.yaml")).check()
+        done = run.isthmus("launch", str(job), "--json").check().envelope["data"]
+        told = found(run, done["run_id"])
+        for site, at in places.items():
+            assert Path(told[site]["folder"]).is_relative_to(at)
+            assert (told[site]["text"], told[site]["fetched"]) == ("words", CORPUS)
+        run.isthmus("down", str(folder / "topology.yaml")).check()

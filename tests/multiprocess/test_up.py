@@ -6,18 +6,15 @@ import contextlib
 import json
 import os
 import pwd
-import shutil
 import signal
 import sys
-import sysconfig
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.fakes.sshd import Sshd, sshd
+from tests.fakes.sshd import Sshd, nobodys, sshd
 from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -146,42 +143,34 @@ def test_a_user_that_is_not_root_behind_a_jump_host(
 ) -> None:
     """`nobody` has a home and a Python that it may read: the system's, with our packages."""
     account = pwd.getpwnam("nobody")
-    with tempfile.TemporaryDirectory(prefix="isthmus-nobody-") as folder:
-        home = Path(folder)
-        python = home / "python"
-        packages = os.pathsep.join([str(ROOT / ".src"), sysconfig.get_paths()["purelib"]])
-        system = f"/usr/bin/python{sys.version_info[0]}.{sys.version_info[1]}"
-        python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {system} "$@"\n')
-        python.chmod(0o755)
-        with sshd(tmp_path / "nobodys", home=home) as nobodys:
-            shutil.chown(home, account.pw_uid, account.pw_gid)
-            at = home / "site"
-            jump = f"{server.user}@127.0.0.1:{server.port}"
-            # One key and one file of known hosts for both: the jump host's own are the same.
-            launcher = nobodys.launcher(str(python), at)
-            known = nobodys.folder / "known"
-            known.write_text(known.read_text() + (server.folder / "known").read_text())
-            keys = server.folder / "authorized_keys"
-            keys.write_bytes(keys.read_bytes() + (nobodys.folder / "key.pub").read_bytes())
-            behind = f"{launcher[:-1]}, jump: {jump}}}"
-            # Both train on the standard library's sources: the same Python.
-            topology = written(run, {"a": behind, "b": f"{{kind: local, python: {python}}}"})
-            run.isthmus("up", topology).check()
-            (agent,) = (
-                process
-                for process in map(psutil.Process, run_by(account.pw_uid))
-                if "--site" in process.cmdline()
-            )
-            assert agent.cwd() == str(at)
-            secret = at / "credentials" / "token"
-            assert (secret.stat().st_uid, secret.stat().st_mode & 0o077) == (account.pw_uid, 0)
-            assert len(server.sessions()) == 1
-            launched = run.isthmus("launch", str(run.folder / "job.yaml"), "--json").check()
-            assert launched.envelope["data"]["verified_steps"] == 1 + 3
-            run.isthmus("down", topology).check()
-            assert run_by(account.pw_uid) == []
-            assert not secret.exists()
-            assert server.sessions() == []
+    with nobodys(tmp_path / "nobodys") as (theirs, home, python):
+        at = home / "site"
+        jump = f"{server.user}@127.0.0.1:{server.port}"
+        # One key and one file of known hosts for both: the jump host's own are the same.
+        launcher = theirs.launcher(str(python), at)
+        known = theirs.folder / "known"
+        known.write_text(known.read_text() + (server.folder / "known").read_text())
+        keys = server.folder / "authorized_keys"
+        keys.write_bytes(keys.read_bytes() + (theirs.folder / "key.pub").read_bytes())
+        behind = f"{launcher[:-1]}, jump: {jump}}}"
+        # Both train on the standard library's sources: the same Python.
+        topology = written(run, {"a": behind, "b": f"{{kind: local, python: {python}}}"})
+        run.isthmus("up", topology).check()
+        (agent,) = (
+            process
+            for process in map(psutil.Process, run_by(account.pw_uid))
+            if "--site" in process.cmdline()
+        )
+        assert agent.cwd() == str(at)
+        secret = at / "credentials" / "token"
+        assert (secret.stat().st_uid, secret.stat().st_mode & 0o077) == (account.pw_uid, 0)
+        assert len(server.sessions()) == 1
+        launched = run.isthmus("launch", str(run.folder / "job.yaml"), "--json").check()
+        assert launched.envelope["data"]["verified_steps"] == 1 + 3
+        run.isthmus("down", topology).check()
+        assert run_by(account.pw_uid) == []
+        assert not secret.exists()
+        assert server.sessions() == []
 
 
 def run_by(uid: int) -> list[int]:
