@@ -21,7 +21,7 @@ is full whenever the peer sends as much, which in an all-reduce is most of the t
 acknowledgement waits there have passed the link, so without competing flows they do not count.
 
 Bytes count until the peer's TCP acknowledges them. A full window is looked at every few
-milliseconds (`frame_calls.py`), for the kernel wakes nobody when it has room again.
+milliseconds (`wire/connection.py`), for the kernel wakes nobody when it has room again.
 
 All times are in seconds, sizes in bytes.
 """
