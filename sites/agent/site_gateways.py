@@ -87,6 +87,7 @@ class EpochChange:
                 "handovers": to_json(handovers),
                 "enters": list(message.enters),
                 "follows": list(epoch.follows),
+                "shares": to_json(epoch.shares),
             }
         )
         return epoch

@@ -316,6 +316,7 @@ class Gateway(EndingGateway):
             enters=command.enters,
             follows=command.follows,
             state=str(entry_folder(Path(config.state_folder), command.epoch)),
+            shares=command.shares,
         )
         follows = config.site in command.follows
         if follows and config.site in command.enters:

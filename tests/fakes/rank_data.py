@@ -13,6 +13,7 @@ from isthmus.sites.worker.exchange.member_history import (
     Announced,
     CaughtUp,
     Change,
+    Divided,
     GivenUp,
     MemberHistory,
 )
@@ -46,6 +47,7 @@ class RankData:
             notice_steps=notice_steps,
         )
         self._drawn: list[list[int]] = []
+        self.divided = 0
 
     @property
     def place(self) -> DataPositions:
@@ -60,13 +62,22 @@ class RankData:
 
     def state(self) -> dict[str, Any]:
         """Return what a rank takes that begins to catch up now."""
-        return {**self.sampler.handed_out(), "absent": self.missing.absent_before()}
+        return {
+            **self.sampler.handed_out(),
+            "absent": self.missing.absent_before(),
+            "divisions": self.sampler.divisions(),
+            "divided": self.divided,
+        }
 
     def take(self, state: Mapping[str, Any], present: Iterable[str]) -> None:
         """Begin to catch up; all but those present take no part."""
         self.missing.begin_without({*range(len(self._names))} - {*self._at(present)})
         self.sampler.resume(DataPositions.from_json(state), lambda: None, state["absences"])
         self.missing.begin_amid(state["absent"])
+        for step, parts in state["divisions"]:
+            self.sampler.divide(step, parts)
+        self.divided = state["divided"]
+        self.history.note_state(self.divided)
 
     def use(self, step: int) -> list[int]:
         """Return the batch of a step, having fetched some more."""
@@ -93,6 +104,10 @@ class RankData:
 
     def apply(self, change: Change) -> None:
         """Do what `Rejoining` does."""
+        if isinstance(change, Divided):
+            self.divided = change.shares.number
+            self.sampler.divide(change.step, change.shares.parts)
+            return
         for site in self._at(change.sites):
             match change:
                 case Announced():

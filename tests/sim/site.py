@@ -442,6 +442,7 @@ class SimSite:
             sites=epoch.members,
             enters=enters,
             follows=epoch.follows,
+            shares=epoch.shares,
         )
         self.data.history.tell(told)
         if enters and self.name not in epoch.follows:
@@ -497,7 +498,6 @@ class SimSite:
         self.results, self.chains = dict(saved.results), dict(saved.chains)
         self.completed = saved.completed
         self.data.take(saved.data, {*entry.sites} - {*entry.follows})
-        self.data.history.note_state()
         self.has_state = True
         self.begin_if_due()
         return True

@@ -120,7 +120,7 @@ def test_a_site_that_comes_back_averages_gradients_first() -> None:
     assert history.own_entry(0.0) is None
     history.tell(CATCHES_UP)
     assert history.own_entry(0.0) == CATCHES_UP
-    history.note_state()
+    history.note_state(0)
     with pytest.raises(RuntimeError, match="gradients"):
         history.check_may_begin(10, is_gradient=False)
     history.check_may_begin(10, is_gradient=True)

@@ -14,6 +14,7 @@ from isthmus.sites.worker.data.sampler import FETCHED_AHEAD
 from isthmus.sites.worker.exchange.member_history import CatchingUp, CaughtUp
 from isthmus.sites.worker.exchange.missing_sites import NOTICE_STEPS
 from isthmus.topology.spec.batch_rule import FullBatch
+from isthmus.topology.spec.shares import Shares
 from tests.fakes.rank_data import RankData
 from tests.sites.test_worker_sampler import check_used_once
 
@@ -48,6 +49,9 @@ class Run:
     """What each site's gateway says is missing."""
     late: list[tuple[int, RankData, Members]] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
+    told_shares: Shares = Shares()
+    is_cut_short: bool = False
+    """A site is lost before the round begins from which sites are to have other parts."""
     num_returned: int = 0
     most_notice: int = 0
 
@@ -65,6 +69,7 @@ class Run:
             enters=tuple(enters),
             follows=tuple(follows),
             state="state" if follows else "",
+            shares=self.told_shares,
         )
 
     def lose(self, step: int, lost: set[int], has_entered: bool) -> None:
@@ -99,9 +104,14 @@ class Run:
                 rank.missing.begin_round(step)
         has_marked, self.is_marked = self.is_marked and self.entering is not None, False
         lost: set[int] = set()
-        if not is_quiet and chance.random() < (0.5 if has_marked else 0.02):
+        if self.is_cut_short or (
+            not is_quiet and chance.random() < (0.5 if has_marked else 0.02)
+        ):
             keeps = chance.choice([*self.members])
-            lost = {at for at in present if at != keeps and chance.random() < 0.6}
+            others = [at for at in present if at != keeps]
+            lost = {at for at in others if chance.random() < 0.6}
+            lost |= {*others[:1]} if self.is_cut_short else set()
+            self.is_cut_short = False
         if lost:
             self.lose(step, lost, has_marked and chance.random() < 0.5)
         elif has_marked:
@@ -113,6 +123,9 @@ class Run:
                 self.epoch += 1
                 self.entering = self.epoch
                 self.tell(step, self.told(step + 2, enters=SITES[self.catching_up]))
+        if (self.entering, self.catching_up) == (None, None) and not (is_quiet or self.late):
+            if chance.random() < 0.1:
+                self.divide(step)
         for at, rank, members in self.late:
             if at <= step:
                 rank.history.tell(members)
@@ -124,6 +137,16 @@ class Run:
             knows = {at: since for at, since in was_missing.items() if at in self.missing}
             rank.end_step(step, self.missing if chance.random() < 0.5 else knows)
         self.end_steps(step)
+
+    def divide(self, step: int) -> None:
+        """Sites are to get other parts; where one is lost at once, some may not have heard of it."""
+        self.epoch += 1
+        parts = tuple(self.chance.randint(1, 9) for _ in SITES)
+        self.told_shares = Shares(self.epoch, parts)
+        self.is_cut_short = step + 1 < STEPS and len(self.members) > 1 and self.chance.random() < 0.3
+        self.tell(step, self.told(step + 1 + self.is_cut_short))
+        if self.is_cut_short:
+            self.late = [each for each in self.late if self.chance.random() < 0.5]
 
     def begin_return(self, step: int) -> None:
         """A site that is out is to catch up."""
@@ -175,4 +198,5 @@ def test_every_sample_is_used_once(seed: int, rule: str) -> None:
             assert len({rank.sampler.used for rank in run.ranks.values()}) == 1, f"{seed=} {step=}"
     assert run.most_notice <= NOTICE_STEPS, f"{seed=}"
     assert run.num_returned >= 2, f"{seed=}"
+    assert {rank.divided for rank in run.ranks.values()} == {run.told_shares.number}, f"{seed=}"
     assert check_used_once(run.used, run.ranks[min(run.members)].sampler.used, seed) == []

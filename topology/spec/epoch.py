@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from isthmus.topology.spec.json_fields import json_bytes, json_of, read_json, to_json
 from isthmus.topology.spec.run_spec import CodedPlan
+from isthmus.topology.spec.shares import Shares
 
 Runs = tuple[tuple[int, int], ...]
 """(first, last) of consecutive chunks; ascending, with a gap between any two runs."""
@@ -34,6 +35,9 @@ class Epoch:
     sites."""
     follows: tuple[str, ...] = ()
     """Members that are catching up: they only get results, and no site waits for them."""
+    shares: Shares = Shares()
+    """What sites get of the batch. Ranks change to it some rounds later than `from_round`
+    (sites/worker/exchange/member_history.py)."""
 
     def to_bytes(self) -> bytes:
         """Serialise: the same value gives the same bytes."""

@@ -15,7 +15,8 @@ from isthmus.sites.worker.exchange.member_history import (
     Announced,
     CatchingUp,
     CaughtUp,
-    Change,
+    Divided,
+    Entering,
     GivenUp,
     MemberHistory,
 )
@@ -77,12 +78,13 @@ class Rejoining:
 
     def end_step(self, step: int) -> None:
         """Do what is due after this step for sites that rejoin."""
-        if self._entry is None:
-            return
         num_rounds = self._averaging.pipeline.num_rounds
         has_landed = self._regime.meets_at(step)
         for change in self._members.end_step(num_rounds, self._notice_steps, has_landed=has_landed):
-            self._apply(self._entry, change)
+            if isinstance(change, Divided):
+                self._data.divide(change.step, change.shares)
+            elif self._entry is not None:
+                self._apply(self._entry, change)
 
     def take_epoch(self) -> int:
         """Return the epoch that the gradients begin which are about to cross; 0: none."""
@@ -91,7 +93,7 @@ class Rejoining:
             self._missing_sites.begin_round(self._averaging.pipeline.num_rounds)
         return epoch
 
-    def _apply(self, entry: EntryState, change: Change) -> None:
+    def _apply(self, entry: EntryState, change: Entering) -> None:
         sites = [*map(self._context.welcome.sites.index, change.sites)]
         match change:
             case Announced():
@@ -165,6 +167,6 @@ class Rejoining:
             at for at, name in enumerate(sites) if name not in present
         )
         pipeline.num_rounds = admitted.from_round
-        self._members.note_state()
+        self._members.note_state(entered.data.get("divided", 0))
         self._taken_at = entered.step
         return entered

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from isthmus.topology.spec.batch_rule import Batch, FullBatch, batch_with
 from isthmus.topology.spec.compute import share
+from isthmus.topology.spec.shares import place_of
 
 Gone = frozenset[int]
 """Sites, by index, that do not take part any more."""
@@ -25,6 +26,9 @@ class BatchShares:
     """Ranks of each site."""
     sequences: tuple[int, ...] = ()
     """A placement's part of the batch for each site; empty: all ranks take as many."""
+    parts: tuple[int, ...] = ()
+    """What has been decided since (topology/spec/shares.py); empty: nothing. It changes how the
+    batch is divided, and not how large it is."""
     later: Gone = frozenset()
     """Sites that the run did not begin with: the batch is full without them."""
 
@@ -50,17 +54,13 @@ class BatchShares:
 
     def of_site(self, site: int, gone: Gone) -> range:
         """Return the places of a site in the batch."""
-        weights = self.sequences or self.ranks
+        weights = self.parts or self.sequences or self.ranks
         present = [0 if each in gone else weight for each, weight in enumerate(weights)]
-        samples, before, total = self.batch(gone).samples, sum(present[:site]), sum(present)
-        return range(
-            samples * before // total,
-            samples * (before + present[site]) // total,
-        )
+        return place_of(self.batch(gone).samples, present, site)
 
     def of_rank(self, site: int, rank: int, gone: Gone) -> range:
         """Return the places of a rank, inside its site."""
-        if not self.sequences:
+        if not (self.parts or self.sequences):
             present = [0 if each in gone else ranks for each, ranks in enumerate(self.ranks)]
             samples = self.batch(gone).samples
             return share(samples, sum(present), sum(present[:site]) + rank)

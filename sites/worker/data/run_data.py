@@ -17,6 +17,7 @@ from isthmus.sites.worker.exchange.missing_sites import MissingSites
 from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.step_records import TokenCount
 from isthmus.topology.spec.batch_rule import FullBatch
+from isthmus.topology.spec.shares import Shares
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -45,6 +46,10 @@ class RunData:
         """What all ranks of all sites have to have made it for."""
         self._regime = context.spec.job.regime
         self._sampler: Sampler | None = None
+        self._is_shared = False
+        """The sampler divides the job's batch, and not one of the script's own."""
+        self._divided = 0
+        """The number of the latest division whose step is known."""
 
     def make_sampler(
         self, num_samples: int, *, global_batch: int | None, seed: int, data_mesh: DeviceMesh | None
@@ -91,7 +96,7 @@ class RunData:
         self._tokens.of_batch = sampler.weight
         self._sampled = f"{num_samples} samples, a global batch of {size} and seed {seed}"
         self._report(metrics.SAMPLER, self._sampled)
-        self._sampler = sampler
+        self._sampler, self._is_shared = sampler, global_batch is None
         return sampler
 
     def part_of(self, dataset: Any) -> Any:  # noqa: ANN401 - any map-style dataset
@@ -143,6 +148,17 @@ class RunData:
         if self._sampler is not None:
             self._sampler.regain(site, step)
 
+    def divide(self, step: int, shares: Shares) -> None:
+        """Give sites other parts of the batch from a step on; not where the script has its own."""
+        self._divided = shares.number
+        if self._is_shared and self._sampler is not None:
+            self._sampler.divide(step, shares.parts)
+
+    @property
+    def num_own(self) -> int:
+        """Samples of the site in the step that is being taken; 0: they are the script's affair."""
+        return self._sampler.num_own if self._is_shared and self._sampler is not None else 0
+
     def give_up(self, site: int, step: int) -> None:
         """Do without a site that was to have samples again from a step on."""
         if self._sampler is not None:
@@ -159,6 +175,8 @@ class RunData:
             **self._sampler.used.to_json(),
             "full_ranks": self._sampler.shares.full.ranks,
             "learning_rate_scale": self._rates.scale,
+            "divisions": self._sampler.divisions(),
+            "sites": self._context.welcome.sites,
         }
 
     def state_for_rejoining(self) -> dict[str, Any]:
@@ -166,7 +184,12 @@ class RunData:
         found = self.state()
         if self._sampler is not None:
             absent = self._missing_sites.absent_before()
-            found |= {**self._sampler.handed_out(), "absent": absent, "sampled": self._sampled}
+            found |= {
+                **self._sampler.handed_out(),
+                "absent": absent,
+                "sampled": self._sampled,
+                "divided": self._divided,
+            }
         return found
 
     def resume(self, data: Mapping[str, Any], before_first: Callable[[], None]) -> None:
@@ -188,6 +211,10 @@ class RunData:
         absences = data.get("absences", ())
         self._sampler.resume(DataPositions.from_json(data), before_first, absences)
         self._missing_sites.begin_amid(data.get("absent", ()))
+        if tuple(data.get("sites", ())) == self._context.welcome.sites:
+            for step, parts in data["divisions"]:
+                self._sampler.divide(step, parts)
+        self._divided = data.get("divided", 0)
         shares = self._sampler.shares
         if not shares.sequences:  # a placement has each site's part of the batch
             full = FullBatch(shares.full.samples, data["full_ranks"])

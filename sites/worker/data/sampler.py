@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -119,6 +119,8 @@ class Sampler:
         """What was drawn and used from there to the latest step."""
         self._absences: dict[int, list[_Absence]] = {}
         """When each site was away, one absence after another."""
+        self._divisions: list[tuple[int, tuple[int, ...]]] = []
+        """From which steps on sites get other parts of the batch, and which; rising."""
         self._before_first: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -172,13 +174,14 @@ class Sampler:
         if any(each.is_away(step) for each in self._absences.get(self._site, ())):
             # It catches up, and nothing of what it makes of its data counts.
             return positions[:1]
-        own = self._own(gone)
+        own = self._own(step)
         return positions[own.start : own.stop]
 
     @property
     def most(self) -> int:
         """Samples of the site's busiest replica, in the batch that was drawn last."""
-        samples = len(self.shares.of_site(self._site, self._drawn[-1].gone))
+        shares = self._shares(self._num_drawn - 1)
+        samples = len(shares.of_site(self._site, self._drawn[-1].gone))
         return max(1, -(-samples // self._num_readers))
 
     @property
@@ -197,13 +200,13 @@ class Sampler:
         Raises:
             ScriptError: ranks of the site have to weigh alike, and do not from the start.
         """
-        gone = self._gone(self._num_used)
+        gone, shares = self._gone(self._num_used), self._shares(self._num_used)
         if not self._num_drawn or self._site in gone:
             return 1.0
-        unit = self.shares.even(gone) or 1
+        unit = shares.even(gone) or 1
         if not is_alike:
-            return len(self._own(gone)) / unit
-        samples, readers = len(self.shares.of_site(self._site, gone)), self._num_readers
+            return len(self._own(self._num_used)) / unit
+        samples, readers = len(shares.of_site(self._site, gone)), self._num_readers
         if samples % readers and not gone:
             raise ScriptError(
                 f"site.sampler: {readers} ranks of this site share {samples} samples of a step unevenly, "
@@ -264,6 +267,28 @@ class Sampler:
                 if each.until is None or each.until >= now
             ],
         }
+
+    @property
+    def num_own(self) -> int:
+        """Samples of the site in the step that is being taken."""
+        return len(self._shares(self._num_used).of_site(self._site, self._gone(self._num_used)))
+
+    def divisions(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Return what `divide` was told that counts from the next step on, in steps from it."""
+        now = self._num_used
+        past = [parts for step, parts in self._divisions if step <= now]
+        return [
+            *((0, parts) for parts in past[-1:]),
+            *((step - now, parts) for step, parts in self._divisions if step > now),
+        ]
+
+    def divide(self, step: int, parts: Sequence[int]) -> None:
+        """Give sites other parts of the batch from a step on, which no rank has drawn yet.
+
+        It is not before that of an earlier division, of which there was longer notice.
+        """
+        latest = self._divisions[-1][0] if self._divisions else step
+        self._divisions.append((max(step, latest), tuple(parts)))
 
     def step(self) -> None:
         """Note that the oldest batch drawn has been used.
@@ -376,11 +401,17 @@ class Sampler:
         for absence in absences:
             self._note(*absence)
 
-    def _own(self, gone: Gone) -> range:
-        """Return this rank's places in the batch."""
+    def _own(self, step: int) -> range:
+        """Return this rank's places in the batch of a step."""
+        shares, gone = self._shares(step), self._gone(step)
         if self._replicas is None:
-            return self.shares.of_rank(self._site, self._rank, gone)
-        return self.shares.of_replica(self._site, self._rank, self._replicas, gone)
+            return shares.of_rank(self._site, self._rank, gone)
+        return shares.of_replica(self._site, self._rank, self._replicas, gone)
+
+    def _shares(self, step: int) -> BatchShares:
+        """Return how the batch of a step is divided."""
+        parts = [parts for since, parts in self._divisions if since <= step]
+        return replace(self.shares, parts=parts[-1]) if parts else self.shares
 
     def _gone(self, step: int) -> Gone:
         return frozenset(site for site, each in self._all_absences() if each.is_gone(step))
@@ -399,7 +430,7 @@ class Sampler:
         found = [*absence.before]
         for step in range(max(0, steps.start), steps.stop):
             drawn = self._drawn[step - first]
-            part = self.shares.of_site(site, drawn.gone)
+            part = self._shares(step).of_site(site, drawn.gone)
             if site not in drawn.gone:
                 found += drawn.positions[part.start : part.stop].tolist()
         return found

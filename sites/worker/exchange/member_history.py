@@ -10,7 +10,8 @@ Gateways tell their ranks of changes (`Members`) at different times. Two bounds 
 A site that rejoins catches up first: the others write their state after a step that all know, and
 from the next gradients on it gets all results, and gives nothing. Once it has caught up, it hears
 with the others that it takes part. Data loaders fetch ahead. So ranks agree on a step then, and the
-site takes part some steps later.
+site takes part some steps later. So is it with other parts of the batch: they are told with an
+epoch, and again with all later ones, as long as it is not certain that all have heard of them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.sites.local.rank_messages import Members
+from isthmus.topology.spec.shares import Shares
 
 HEARD_AFTER = 2
 """Rounds that must have begun from a loss's first one on, that one included."""
@@ -60,7 +62,16 @@ class CaughtUp:
     epoch: int
 
 
-Change = CatchingUp | Announced | GivenUp | CaughtUp
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """Sites get other parts of the batch from a step on."""
+
+    shares: Shares
+    step: int
+
+
+Entering = CatchingUp | Announced | GivenUp | CaughtUp
+Change = Entering | Divided
 
 
 class MemberHistory:
@@ -74,6 +85,10 @@ class MemberHistory:
         """By epoch in which nobody rejoins: rounds that have begun when all ranks know it."""
         self._told: dict[int, Members] = {}
         """By epoch, those with which others rejoin."""
+        self._divisions: dict[int, tuple[int, Shares]] = {}
+        """By number, those to come: rounds that have begun when all ranks know it."""
+        self._divided = 0
+        """The number of the latest division whose step is known."""
         self._announced: Members | None = None
         self._rejoined = 0
         """The latest epoch with which others have rejoined; it may be told again."""
@@ -89,6 +104,11 @@ class MemberHistory:
     def tell(self, told: Members) -> None:
         """The gateway tells of other members."""
         with self._condition:
+            if (number := told.shares.number) > self._divided:
+                # Who has missed the epoch that divides hears of it with one that goes back behind.
+                since = told.from_round + HEARD_AFTER
+                earlier, _ = self._divisions.get(number, (since, None))
+                self._divisions[number] = min(since, earlier), told.shares
             if not told.enters:
                 self._known_from[told.epoch] = told.from_round + HEARD_AFTER
             elif self._own in told.follows:
@@ -121,7 +141,18 @@ class MemberHistory:
                 changes.append(GivenUp(self._announced.enters, self._step))
                 self._announced = None
             self._told = {epoch: each for epoch, each in self._told.items() if epoch > newest}
-            due = [each for each in self._told.values() if each.from_round <= num_rounds]
+            divisions = [each for at, each in self._divisions.values() if at <= num_rounds]
+            for shares in divisions:
+                del self._divisions[shares.number]
+                self._divided = shares.number
+            # What sites enter with contains all that was decided before.
+            due = [
+                each
+                for each in self._told.values()
+                if each.from_round <= num_rounds and not self._divisions
+            ]
+        for shares in divisions:
+            changes.append(Divided(shares, self._num_steps + notice_steps(())))
         if self._announced is None and due and due[0].follows:
             changes.append(CatchingUp(due[0].follows, due[0].epoch, Path(due[0].state)))
             self._leave_behind(due[0])
@@ -151,9 +182,12 @@ class MemberHistory:
             self._condition.wait_for(lambda: self._own_entry is not None, within_s)
             return self._own_entry
 
-    def note_state(self) -> None:
-        """Note that this site has the others' state."""
+    def note_state(self, divided: int) -> None:
+        """Note that this site has the others' state; up to which division it knows the steps."""
         self.awaits_state = False
+        with self._condition:
+            self._divided = divided
+            self._divisions = {at: each for at, each in self._divisions.items() if at > divided}
 
     def check_may_begin(self, round_: int, *, is_gradient: bool) -> None:
         """Allow a site that comes back to begin with the others' gradients only.

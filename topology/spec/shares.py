@@ -1,0 +1,66 @@
+"""The parts of the global batch that sites get, decided again while a run goes on. Pure."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """A division of the global batch, once it is not the one that the run began with."""
+
+    number: int = 0
+    """The epoch that decided it; 0: the run has the division that it began with."""
+    parts: tuple[int, ...] = ()
+    """Samples of each site, in the run's order. Those who take part now get exactly these; with
+    others, the batch is divided in proportion to them."""
+
+
+def place_of(samples: int, weights: Sequence[int], site: int) -> range:
+    """Return a site's places in a batch that is divided in proportion to weights."""
+    before, total = sum(weights[:site]), sum(weights)
+    return range(samples * before // total, samples * (before + weights[site]) // total)
+
+
+def whole_units(parts: Sequence[int], readers: Sequence[int], micro_batch: int) -> tuple[int, ...]:
+    """Return by how many samples each site's part may change.
+
+    What ranks have stays as whole as it is: whole micro-batches, or the largest pieces of one that
+    all ranks have whole; as many for each rank of a site, unless they differ there already.
+    """
+    even = [part // each for part, each in zip(parts, readers, strict=True) if not part % each]
+    piece = math.gcd(micro_batch, *even)
+    return tuple(
+        1 if part % each else piece * each for part, each in zip(parts, readers, strict=True)
+    )
+
+
+def divided_by_speed(
+    parts: Sequence[int], compute_s: Sequence[float], units: Sequence[int]
+) -> tuple[int, ...]:
+    """Return the division of the same batch whose slowest site computes for the shortest time.
+
+    Greedy: each unit goes to the site that is done first with it. The division stays where whole
+    units come to no other.
+
+    Args:
+        parts: The present samples of each site.
+        compute_s: Seconds that each site computes for them.
+        units: What a part changes by (`whole_units`).
+    """
+    sample_s = [seconds / part for seconds, part in zip(compute_s, parts, strict=True)]
+    split = [part % unit or unit for part, unit in zip(parts, units, strict=True)]
+    left = sum(parts) - sum(split)
+    ready = [((split[at] + unit) * sample_s[at], at) for at, unit in enumerate(units)]
+    heapq.heapify(ready)
+    while left and ready:
+        _, site = heapq.heappop(ready)
+        if units[site] > left:
+            continue  # nothing is left that this site could have
+        split[site] += units[site]
+        left -= units[site]
+        heapq.heappush(ready, ((split[site] + units[site]) * sample_s[site], site))
+    return tuple(parts) if left else tuple(split)
