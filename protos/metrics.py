@@ -100,6 +100,8 @@ The loss of the global batch is the mean over sites weighted by SITE_TOKENS.
 TOKENS = "tokens"
 """Tokens of the global batch."""
 SITE_TOKENS = "site_tokens"
+SITE_SAMPLES = "site_samples"
+"""Samples that the site had of the job's global batch. Absent: its script divides data itself."""
 STEP_S = "step_s"
 """Wall time of the step; the four parts below add up to it. Among the run's totals: the mean of the
 last steps, at the slowest site."""

@@ -19,7 +19,12 @@ from isthmus.orchestrator.coordinator.control_messages import (
 )
 from isthmus.orchestrator.coordinator.exporting import Exporting
 from isthmus.orchestrator.coordinator.journal import Journal, JournalError
-from isthmus.orchestrator.coordinator.replanning import Replanner, Replanning, link_reported
+from isthmus.orchestrator.coordinator.replanning import (
+    Replanner,
+    Replanning,
+    link_reported,
+    step_reported,
+)
 from isthmus.orchestrator.coordinator.run_epochs import epoch_message, epoch_rules, first_epoch
 from isthmus.orchestrator.coordinator.submission import Submission
 from isthmus.orchestrator.coordinator.wan import FaultPlan, Wan, emulation
@@ -324,7 +329,7 @@ class ActiveRun:
                 self.handle(run_events.SiteFetching(site))
                 continue
             is_new = self._run_record.measured.add(site, metric.kind, metric.step, values, labels)
-            reported = link_reported(site, metric)
+            reported = link_reported(site, metric) or step_reported(site, metric)
             if reported is not None:
                 self.replan(reported)
             if metric.kind == metrics.LINK and self._run.has_done_sites:

@@ -19,14 +19,20 @@ from isthmus.orchestrator.coordinator.replan_question import Question
 from isthmus.topology.documents.placement import restricted
 from isthmus.topology.documents.run_decisions import decide_reduction
 from isthmus.topology.planner.reductions import named
-from isthmus.topology.planner.switch import best_switch, on_best_rung, relaunched_s
+from isthmus.topology.planner.switch import (
+    as_fast_as_measured,
+    best_switch,
+    on_best_rung,
+    relaunched_s,
+)
 from isthmus.topology.spec.epoch import Epoch
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.job import Job, Reduction, rungs
+from isthmus.topology.spec.job import Job, Placed, Reduction, rungs
 from isthmus.topology.spec.json_fields import read_json, to_json
 from isthmus.topology.spec.measured_links import with_measured
 from isthmus.topology.spec.reduction_plan import among, has_same_turns
 from isthmus.topology.spec.run_spec import CodedPlan, RunSpec
+from isthmus.topology.spec.shares import parts_of
 from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.codec_costs import RELATIVE_ERRORS
 
@@ -46,12 +52,23 @@ def main() -> int:
     job = dataclasses.replace(
         _with_codec(spec.job, present),
         reduction=named(epoch.reduction.plan, list(spec.site_names)),
-        placement=tuple(each for each in spec.job.placement if each.site in epoch.members),
     )
+    present_parts = parts_of(spec, epoch.members, epoch.shares)
+    job = _with_parts(job, epoch.members, present_parts)
     here = _around(restricted(measured, epoch.members), asked.dead_links)
     try:
         allows = _same_codecs(spec, epoch) if asked.keeps_codecs else _any
-        switch = best_switch(job, here, spec.chunk_bytes, allows)
+        if asked.division is not None:
+            compute_s = dict(zip(epoch.members, asked.division.compute_s, strict=True))
+            here = as_fast_as_measured(job, here, spec.chunk_bytes, compute_s)
+        switch, divides = best_switch(job, here, spec.chunk_bytes, allows), False
+        if asked.division is not None and asked.division.parts != present_parts:
+            divided = _with_parts(job, epoch.members, asked.division.parts)
+            other = best_switch(divided, here, spec.chunk_bytes, allows)
+            gain = 0.0 if spec.replan is None else spec.replan.gain
+            if other.after_s <= (1 - gain) * switch.after_s:
+                other = dataclasses.replace(other, before_s=switch.before_s)
+                job, switch, divides = divided, other, True
         if least is not None and not asked.keeps_codecs:
             switch = on_best_rung(job, here, spec.chunk_bytes, switch, rungs(own, least))
         _say(
@@ -62,6 +79,7 @@ def main() -> int:
                 "before_s": switch.before_s,
                 "after_s": switch.after_s,
                 "other_codec": switch.codec if switch.codec != present else "",
+                "divides": divides,
                 "is_more_exact": RELATIVE_ERRORS[switch.codec] < RELATIVE_ERRORS[present],
             }
         )
@@ -80,6 +98,16 @@ def _around(topology: Topology, dead: Sequence[tuple[str, str]]) -> Topology:
         link for link in topology.links if frozenset((link.source, link.target)) not in pairs
     )
     return dataclasses.replace(topology, links=links)
+
+
+def _with_parts(job: Job, names: Sequence[str], parts: Sequence[int]) -> Job:
+    """Return a job of these sites, with these parts of the batch."""
+    placed = {each.site: each for each in job.placement}
+    placement = tuple(
+        dataclasses.replace(placed.get(name, Placed(site=name, sequences=part)), sequences=part)
+        for name, part in zip(names, parts, strict=True)
+    )
+    return dataclasses.replace(job, placement=placement)
 
 
 def _any(_reduction: Reduction) -> bool:

@@ -20,6 +20,16 @@ class Drifted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Divided:
+    """A division of the batch, with what sites need for the present one."""
+
+    parts: tuple[int, ...]
+    """Samples of each member, in the epoch's order."""
+    compute_s: tuple[float, ...]
+    """Measured seconds that each of them computes for its present part of a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What a plan is made of."""
 
@@ -28,6 +38,8 @@ class Question:
     """All sites, those that take no part included: a new launch may choose among them."""
     epoch: Epoch
     """What the run has by now: who takes part, and by which trees."""
+    division: Divided | None
+    """Another division of the batch to compare with the present one."""
     dead_links: tuple[tuple[str, str], ...]
     """Members that do not reach each other."""
     drifted: tuple[Drifted, ...]

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from isthmus.orchestrator.coordinator.journal import JournalError
-from isthmus.orchestrator.coordinator.replan_question import Drifted, Question
+from isthmus.orchestrator.coordinator.replan_question import Divided, Drifted, Question
 from isthmus.orchestrator.core import replan_machine
 from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.replan_machine import (
@@ -49,7 +49,7 @@ Record = Callable[[EventKind, str, dict[str, Any]], None]
 
 
 class Replanning:
-    """Watches one run's links and asks for other trees, from when it is active until `close`."""
+    """Watches one run's links and sites, and asks for other plans, until `close`."""
 
     def __init__(
         self,
@@ -99,6 +99,13 @@ def link_reported(site: str, metric: control_pb2.Metric) -> replan_machine.LinkR
         return None
     target, gateway = labels.get("target", ""), labels.get("gateway", "")
     return replan_machine.LinkReported(site, target, gateway, dict(metric.values))
+
+
+def step_reported(site: str, metric: control_pb2.Metric) -> replan_machine.SiteStepped | None:
+    """Return what a site's metric says of one of its steps; None if it is of another kind."""
+    if metric.kind != metrics.STEP:
+        return None
+    return replan_machine.SiteStepped(site, dict(metric.values))
 
 
 class Replanner:
@@ -177,7 +184,14 @@ class Replanner:
             await process.wait()
 
     def _question(self, asked: PlanAgain) -> Question:
+        division, members = asked.division, asked.epoch.members
         return Question(
+            division=None
+            if division is None
+            else Divided(
+                parts=tuple(division.members[name] for name in members),
+                compute_s=tuple(division.compute_s[name] for name in members),
+            ),
             spec=self._spec,
             described=self._described,
             epoch=asked.epoch,

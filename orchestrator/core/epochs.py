@@ -71,6 +71,7 @@ from isthmus.orchestrator.core.run_events import (
 )
 from isthmus.topology.spec.epoch import Epoch, Finished, Handover
 from isthmus.topology.spec.run_spec import CodedPlan
+from isthmus.topology.spec.shares import Shares
 
 HARDLY_BEHIND = 2
 """Rounds behind with which a site takes part again without a word."""
@@ -519,6 +520,7 @@ class Epochs:
             reduction=self._rules.make_plan(proposal.members, dead, ()),
             from_round=from_round,
             follows=tuple(name for name in proposal.members if name in self.epoch.follows),
+            shares=self.epoch.shares,
         )
         runs, kept = proposal.finished_in(from_round)
         ways = self._presence.reach.ways(proposal.members, dead)
@@ -529,13 +531,16 @@ class Epochs:
         self, proposal: Proposal, catching_up: tuple[str, ...], notice: int, now_s: float
     ) -> Epoch:
         """Return the epoch of a change that stops nothing: `notice` rounds after the latest."""
+        shares = self.epoch.shares
         if isinstance(proposal.change, TreesWanted):
             reduction = proposal.change.reduction
+            if proposal.change.parts:
+                shares = Shares(proposal.number, proposal.change.parts)
         else:
             others = tuple(name for name in proposal.members if name not in catching_up)
             reduction = self._rules.make_plan(others, self._presence.dead_links(now_s), catching_up)
         from_round = max(proposal.begun + notice, self.epoch.from_round)
-        return Epoch(proposal.number, proposal.members, reduction, from_round, catching_up)
+        return Epoch(proposal.number, proposal.members, reduction, from_round, catching_up, shares)
 
     def _await_entry(self, proposal: Proposal, change: Return, now_s: float) -> Iterator[Action]:
         """Tell members who comes back: all ranks hear of it before they agree on a round."""

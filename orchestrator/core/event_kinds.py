@@ -90,8 +90,8 @@ class EventKind(StrEnum):
         Seen(is_note=True, cause="a rank of {site} hung", exported="failure"),
     )
     RUN_REPLANNED = (
-        "run.replanned", "gradients take another route from round {from_round} on: {plan}",
-        Seen(is_note=True, is_mark=True, cause="the trees changed"),
+        "run.replanned", "the run has another plan from round {from_round} on: {plan}",
+        Seen(is_note=True, is_mark=True, cause="the plan changed"),
     )
     SITE_RETURNED = (
         "site.returned", "site {site} is training with the others again",
@@ -223,6 +223,12 @@ class EventKind(StrEnum):
     LINK_FORGOTTEN = (
         "link.forgotten",
         "link {source} → {target} was measured long ago: the run is planned again",
+    )
+    SITES_UNEVEN = (
+        "sites.uneven", "sites compute unlike their parts of the batch: the run is planned again"
+    )
+    SHARES_FIXED = (
+        "shares.fixed", "sites keep their parts of the batch: the script divides its data", NOTE
     )
     WAN_EMULATED = "wan.emulated", "the WAN is emulated: {emulator}"
     WAN_FALLBACK = (

@@ -1,7 +1,8 @@
-"""Keeps a running job's plan fit for its links: watch, plan again, want other trees.
+"""Keeps a running job's plan fit for its links and sites: watch, plan again, want another plan.
 
 Pure: events in, actions out. It plans what a run can change while it goes on: which site sums what,
-and where. It plans again when links have drifted, and when other sites take part: their trees were
+and where, and how many samples of a step each site takes. It plans again when links have drifted,
+when the sites' speeds have (`speed_watch.py`), and when other sites take part: their trees were
 made in haste (topology/trees/member_plans.py). A switch has to save `gain` of the predicted step.
 After a switch the plan stays for `gap_s`, so that plans do not follow a link that goes up and down.
 
@@ -25,6 +26,8 @@ from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.link_watch import LinkChange, LinkWatch
 from isthmus.orchestrator.core.reach import Pair
 from isthmus.orchestrator.core.run_events import EpochBegun, RecordEvent, TreesEnded, TreesWanted
+from isthmus.orchestrator.core.speed_watch import Division, SpeedWatch
+from isthmus.protos import metrics
 from isthmus.topology.spec.epoch import Epoch
 from isthmus.topology.spec.measured_links import LinkFigures
 from isthmus.topology.spec.run_spec import CodedPlan, RunSpec
@@ -50,6 +53,14 @@ class LinkReported:
     values: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class SiteStepped:
+    """What a site says of one of its steps."""
+
+    site: str
+    values: Mapping[str, float]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchPlanned:
     """The best reduction over the links as they are."""
@@ -63,6 +74,8 @@ class SwitchPlanned:
     """The codec that all trees get, where it is another; empty: codecs follow from the links."""
     is_more_exact: bool = False
     """That codec loses less than the present one; a step is about as quick."""
+    divides: bool = False
+    """The batch is divided as was asked; else as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +94,7 @@ class PlanningFailed:
 
 Event = (
     LinkReported
+    | SiteStepped
     | SwitchPlanned
     | RelaunchPlanned
     | PlanningFailed
@@ -102,6 +116,8 @@ class PlanAgain:
     """Every chunk has to keep the codec that it had when the run began."""
     dead_links: frozenset[Pair] = frozenset()
     """Links between members that cannot be used."""
+    division: Division | None = None
+    """The division of the batch to compare with the present one, and how fast sites are."""
 
 
 Action = PlanAgain | TreesWanted | RecordEvent
@@ -113,7 +129,9 @@ class _Cause:
 
     why: str
     links: Sequence[LinkChange] = ()
-    """The farthest drift first; none: other sites take part."""
+    """The farthest drift first; with neither these nor a division, other sites take part."""
+    division: Division | None = None
+    """Another division of the batch that may be better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +156,9 @@ class ReplanMachine:
         self._epoch = epoch
         self._dead_links: frozenset[Pair] = frozenset()
         self._watch = LinkWatch(spec.topology, spec.replan)
+        self._speeds = SpeedWatch(spec, spec.replan)
+        self._has_told_fixed = spec.replan.shares == "fixed"
+        """Nobody needs to hear, or has heard, that sites keep their parts of the batch."""
         self._earliest_s = -math.inf
         """When a plan may be made again."""
         self._planning: _Cause | None = None
@@ -166,6 +187,10 @@ class ReplanMachine:
         match event:
             case LinkReported():
                 self._watch.add((event.source, event.target), event.gateway, event.values, now_s)
+            case SiteStepped() if self._settings.shares == "follow":
+                actions += self._stepped(event)
+            case run_events.Ticked():
+                self._speeds.look(self._epoch, now_s)
             case SwitchPlanned() if self._planning is not None:
                 actions += self._planned_again(self._planning, event, now_s)
             case PlanningFailed() if self._planning is not None:
@@ -174,9 +199,23 @@ class ReplanMachine:
                 actions += self._relaunch(event)
             case EpochBegun():
                 self._begin(event)
+                self._speeds.look(self._epoch, now_s)
             case TreesEnded() if self._candidate is not None:
                 actions += self._ended(self._candidate, event, now_s)
         return [*actions, *self._go_on(now_s)]
+
+    def _stepped(self, stepped: SiteStepped) -> list[Action]:
+        """Take a site's step; say once that the script has the batch in its own hands."""
+        self._speeds.add(stepped.site, stepped.values)
+        is_counted = stepped.values.get(metrics.SITE_TOKENS, 0.0) > 0
+        if metrics.SITE_SAMPLES in stepped.values or self._has_told_fixed or not is_counted:
+            return []
+        self._has_told_fixed = True
+        note = (
+            "sites keep their parts of the batch, however fast they are: the script divides its "
+            "data itself, without site.sampler or with a global_batch of its own"
+        )
+        return [RecordEvent(EventKind.SHARES_FIXED, detail={"note": note})]
 
     # ------------------------------------------------------------ planning
 
@@ -187,7 +226,8 @@ class ReplanMachine:
         forgotten, drifts = self._watch.forget(now_s), self._watch.drifts()
         members = set(self._epoch.members)
         causes = [each for each in (*drifts, *forgotten) if {each.source, each.target} <= members]
-        if not causes and not self._is_new:
+        division = self._speeds.found if self._is_new else self._speeds.due
+        if not causes and division is None and not self._is_new:
             return []
         self._figures = self._watch.figures()
         recorded = [
@@ -197,13 +237,19 @@ class ReplanMachine:
             )
             for each in causes
         ]
+        if division is not None and not self._is_new:
+            detail = {"note": str(division), "compute_s": dict(division.compute_s)}
+            recorded.append(RecordEvent(EventKind.SITES_UNEVEN, detail=detail))
         told = ", ".join(self._epoch.members)
-        why = str(causes[0]) if causes else f"sites {told} take part by now"
-        return [*recorded, self._plan_again(_Cause(why, causes))]
+        whys = [*map(str, causes[:1]), f"sites {told} take part by now"]
+        if not (causes or self._is_new):
+            whys = [str(division)]
+        return [*recorded, self._plan_again(_Cause(whys[0], causes, division))]
 
     def _plan_again(self, cause: _Cause) -> PlanAgain:
         self._planning, self._candidate, self._is_new = cause, None, False
-        return PlanAgain(self._epoch, self._figures, self._keeps_codecs, self._dead_links)
+        asked = self._epoch, self._figures, self._keeps_codecs, self._dead_links
+        return PlanAgain(*asked, cause.division)
 
     def _begin(self, begun: EpochBegun) -> None:
         """Other sites take part, or other links are dead: what was planned is void."""
@@ -221,12 +267,15 @@ class ReplanMachine:
         saved = 1 - planned.after_s / planned.before_s
         if saved >= self._settings.gain or planned.is_more_exact:
             self._candidate = _Candidate(planned, cause)
-            why = f"{_named(planned)}: predicted {_gain(planned)}, for {cause.why}"
-            return [TreesWanted(self._epoch.members, planned.reduction, why)]
+            why = f"{_named(planned, cause)}: predicted {_gain(planned)}, for {cause.why}"
+            parts = cause.division.parts if planned.divides and cause.division else ()
+            return [TreesWanted(self._epoch.members, planned.reduction, why, parts)]
         why = (
-            f"the best other trees, {planned.form}, would save {saved:.1%} of a step: "
+            f"the best other plan, {_named(planned, cause)}, would save {saved:.1%} of a step: "
             f"less than {self._settings.gain:.0%}"
             if saved > 0
+            else "no other trees, and no other parts, are predicted to be faster"
+            if cause.division
             else "no other trees are predicted to be faster"
         )
         figures = {"before_s": planned.before_s, "after_s": planned.after_s, "plan": planned.form}
@@ -242,6 +291,7 @@ class ReplanMachine:
         self._planning, self._candidate, self._num_refused = None, None, 0
         self._earliest_s = now_s + for_s
         self._watch.assume(self._figures)
+        self._speeds.let_be()
 
     def _relaunch(self, planned: RelaunchPlanned) -> list[Action]:
         """Tell people what only another launch could change, if that is much."""
@@ -279,6 +329,7 @@ class ReplanMachine:
         self._epoch, self._step_s = epoch, planned.after_s
         # A plan that only tries links again is soon taken back, if it was tried in vain.
         is_trial = bool(cause.links) and all(each.is_forgotten for each in cause.links)
+        is_trial &= not planned.divides
         gap_s = self._settings.lasting_s if is_trial else self._settings.gap_s
         if planned.other_codec:
             self._moves_s = [each for each in self._moves_s if each > now_s - MOVES_S]
@@ -286,8 +337,8 @@ class ReplanMachine:
             self._moves_s.append(now_s)
         self._rest(now_s, gap_s)
         note = (
-            f"from round {epoch.from_round} on gradients cross by another plan, "
-            f"{_named(planned)}: predicted {_gain(planned)}, for {cause.why}"
+            f"from round {epoch.from_round} on the run has another plan, "
+            f"{_named(planned, cause)}: predicted {_gain(planned)}, for {cause.why}"
         )
         detail = {
             "note": note,
@@ -298,6 +349,7 @@ class ReplanMachine:
             "before_s": planned.before_s,
             "after_s": planned.after_s,
             "links": [each.to_json() for each in cause.links],
+            "parts": dict(cause.division.members) if planned.divides and cause.division else {},
         }
         return RecordEvent(EventKind.RUN_REPLANNED, detail=detail)
 
@@ -307,8 +359,12 @@ def _kept(detail: Mapping[str, object]) -> RecordEvent:
     return RecordEvent(EventKind.PLAN_KEPT, detail={"note": note, **detail})
 
 
-def _named(planned: SwitchPlanned) -> str:
-    return f"{planned.form}, as {planned.other_codec}" if planned.other_codec else planned.form
+def _named(planned: SwitchPlanned, cause: _Cause) -> str:
+    names = [planned.form, *([f"as {planned.other_codec}"] if planned.other_codec else [])]
+    if planned.divides and cause.division is not None:
+        parts = ", ".join(f"{name} {part}" for name, part in cause.division.members.items())
+        names.append(f"with other parts of the batch ({parts})")
+    return ", ".join(names)
 
 
 def _gain(planned: SwitchPlanned) -> str:

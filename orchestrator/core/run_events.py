@@ -448,12 +448,14 @@ class EpochEntered:
 
 @dataclass(frozen=True, slots=True)
 class TreesWanted:
-    """Gradients shall cross by other trees; TreesEnded answers."""
+    """Gradients shall cross by other trees, or sites get other parts; TreesEnded answers."""
 
     members: tuple[str, ...]
     """The sites that the trees were made for."""
     reduction: CodedPlan
     why: str
+    parts: tuple[int, ...] = ()
+    """What each site of the run is to get of the batch; empty: what it gets by now."""
 
 
 # ------------------------------------------------- in, as the epochs decide (epochs.py)

@@ -20,7 +20,7 @@ from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_fields import read_json
 from isthmus.topology.spec.reduction_plan import ReductionPlan
 from isthmus.topology.spec.run_spec import CodedPlan
-from isthmus.topology.spec.shares import Shares
+from isthmus.topology.spec.shares import AS_BEGUN, Shares
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Resume:
     """Members that rejoin. The others begin the epoch with the round that their ranks mark."""
     follows: tuple[str, ...] = ()
     """Members that are catching up: they get results and contribute nothing."""
-    shares: Shares = Shares()
+    shares: Shares = AS_BEGUN
     """What sites get of the batch."""
 
 

@@ -29,7 +29,7 @@ from isthmus.sites.local.chunk_grid import Sharing, sharing_of
 from isthmus.sites.local.squares import Units
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_fields import read_json
-from isthmus.topology.spec.shares import Shares
+from isthmus.topology.spec.shares import AS_BEGUN, Shares
 
 WEIGHT_MAX = float(1 << 53)
 """Largest token count of a bucket: up to here float64 holds every integer."""
@@ -310,7 +310,7 @@ class Members:
     state: str = ""
     """If a site begins to catch up: the folder where its ranks find the training state, and where
     the others' ranks write it (sites/local/entry_folder.py)."""
-    shares: Shares = Shares()
+    shares: Shares = AS_BEGUN
     """What sites get of the batch; it is said again with each later epoch."""
 
 

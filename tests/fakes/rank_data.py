@@ -54,6 +54,11 @@ class RankData:
         """The place in the data after the latest step, without what is yet to be given back."""
         return self.sampler._after_used()
 
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """What sites get of the batch in the next step; empty: what they began with."""
+        return self.sampler._shares(self.sampler._num_used).parts
+
     def begin_without(self, names: Iterable[str]) -> None:
         """Begin in a run that begins without some sites; all others know it."""
         absent = self._at(names)

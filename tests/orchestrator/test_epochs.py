@@ -36,6 +36,7 @@ from isthmus.orchestrator.core.run_events import (
     TreesWanted,
 )
 from isthmus.topology.spec.epoch import Epoch, Finished, Handover
+from isthmus.topology.spec.shares import Shares
 from tests.fakes.run_worlds import applied, read_again
 from tests.sim.plans import all_pairs, followed_plan, links_of, plan_of
 
@@ -267,6 +268,22 @@ def test_other_trees_begin_with_a_round_that_nobody_has_begun() -> None:
     epoch, _ = begun(actions)
     assert (epoch.from_round, epoch.reduction) == (7, trees)
     assert isinstance(actions[-1], TreesEnded)
+
+
+def test_parts_of_the_batch_come_with_an_epoch_and_stay_in_later_ones() -> None:
+    core = machine()
+    core.tell(TreesWanted(NAMES, FIRST.reduction, "ap is slow", (2, 5, 5)), 10)
+    for name in NAMES:
+        core.tell(settled(name, 1, 5), 10)
+    assert core.epoch.shares == Shares(1, (2, 5, 5))
+    core.tell(TreesWanted(NAMES, FIRST.reduction, "a link is slow"), 10)
+    for name in NAMES:
+        core.tell(settled(name, 2, 9), 10)
+    core.tell(SiteLost("sa", "gone"), 20)
+    for name in ("ap", "eu"):
+        core.tell(settled(name, 3, 9), 20)
+    assert (core.epoch.members, core.epoch.shares) == (("ap", "eu"), Shares(1, (2, 5, 5)))
+    assert Epoch.from_bytes(core.epoch.to_bytes()) == core.epoch
 
 
 def test_a_change_that_nobody_needs_is_cancelled_when_a_site_cannot() -> None:

@@ -19,6 +19,7 @@ from isthmus.orchestrator.core.replan_machine import (
     PlanAgain,
     RelaunchPlanned,
     ReplanMachine,
+    SiteStepped,
     SwitchPlanned,
 )
 from isthmus.orchestrator.core.run_events import EpochBegun, RecordEvent, TreesEnded, TreesWanted
@@ -28,6 +29,7 @@ from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.plan_wishes import Replan
 from isthmus.topology.spec.reduction_plan import ReductionPlan, star
 from isthmus.topology.spec.run_spec import CodedPlan
+from isthmus.topology.spec.shares import Shares, parts_of
 from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import topology
 
@@ -74,6 +76,22 @@ class World:
             new += self.tell(LinkReported("c", "b", "0", {}), run_events.Ticked())
         return new
 
+    def compute(self, seconds: float, *speeds: float) -> list[replan_machine.Action]:
+        """All members take a step a second, at so many samples a second."""
+        new: list[replan_machine.Action] = []
+        for _ in range(int(seconds)):
+            self.now_s += 1.0
+            parts = parts_of(SPEC, self.epoch.members, self.epoch.shares)
+            for name, part in zip(self.epoch.members, parts, strict=True):
+                values = {
+                    metrics.SITE_TOKENS: 10.0 * part,
+                    metrics.SITE_SAMPLES: part,
+                    metrics.COMPUTE_S: part / speeds[SITES.index(name)],
+                }
+                new += self.tell(SiteStepped(name, values))
+            new += self.tell(run_events.Ticked())
+        return new
+
     def switch(self) -> list[replan_machine.Action]:
         """All sites go over to the plan that is answered."""
         (wanted,) = of(self.tell(BETTER), TreesWanted)
@@ -82,13 +100,15 @@ class World:
     def begin(self, wanted: TreesWanted) -> list[replan_machine.Action]:
         """All sites go over to trees that are wanted."""
         number, from_round = self.epoch.number + 1, self.epoch.from_round + 10
-        self.epoch = Epoch(number, wanted.members, wanted.reduction, from_round)
+        shares = Shares(number, wanted.parts) if wanted.parts else self.epoch.shares
+        self.epoch = Epoch(number, wanted.members, wanted.reduction, from_round, (), shares)
         return self.tell(TreesEnded(self.epoch), EpochBegun(self.epoch, frozenset()))
 
     def lose(self, site: str) -> list[replan_machine.Action]:
         """The others go on without a site, by trees that were made at once."""
         members = tuple(name for name in self.epoch.members if name != site)
-        self.epoch = Epoch(self.epoch.number + 1, members, LEFT, self.epoch.from_round + 10)
+        number, from_round = self.epoch.number + 1, self.epoch.from_round + 10
+        self.epoch = Epoch(number, members, LEFT, from_round, (), self.epoch.shares)
         return self.tell(EpochBegun(self.epoch, frozenset()))
 
     def refuse(self, wanted: TreesWanted, **why: object) -> list[replan_machine.Action]:
@@ -299,3 +319,64 @@ def test_people_are_told_what_only_a_relaunch_would_bring() -> None:
     assert told.detail["note"] == (
         "relaunching with a new plan would give 400ms a step instead of 500ms"
     )
+
+
+UNLIKE = (30.0, 21.0, 12.0)
+DIVIDED = dataclasses.replace(BETTER, form="as before", reduction=SPEC.reduction, divides=True)
+
+
+def test_sites_get_parts_by_their_speeds_once_these_have_differed_for_long_enough() -> None:
+    world = World()
+    assert world.compute(SETTINGS.lasting_s, *UNLIKE) == []
+    told = world.compute(10, *UNLIKE)
+    assert world.kinds() == ["sites.uneven"]
+    (asked,) = of(told, PlanAgain)
+    assert asked.division is not None
+    assert asked.division.members == {"a": 24, "b": 16, "c": 8}, "whole micro-batches"
+    (wanted,) = of(world.tell(DIVIDED), TreesWanted)
+    assert wanted.parts == (24, 16, 8)
+    assert "with other parts of the batch (a 24, b 16, c 8)" in wanted.why
+    (replanned, *_) = of(world.begin(wanted), RecordEvent)
+    assert replanned.kind == "run.replanned"
+    assert replanned.detail["parts"] == {"a": 24, "b": 16, "c": 8}
+    assert world.compute(10 * SETTINGS.gap_s, *UNLIKE) == [], "there is no better one"
+    assert world.compute(30, 12.0, 21.0, 30.0), "they have changed"
+
+
+def test_speeds_that_come_and_go_move_nothing() -> None:
+    world = World()
+    for _ in range(20):
+        assert world.compute(SETTINGS.lasting_s / 2, *UNLIKE) == []
+        assert world.compute(SETTINGS.lasting_s / 2, 20.0, 20.0, 20.0) == []
+
+
+def test_a_division_that_was_not_worth_it_is_let_be_until_another_saves_more() -> None:
+    world = World()
+    world.compute(20, *UNLIKE)
+    in_vain = dataclasses.replace(DIVIDED, before_s=1.0, after_s=1.0, divides=False)
+    assert [each.kind for each in of(world.tell(in_vain), RecordEvent)] == ["plan.kept"]
+    assert world.compute(10 * SETTINGS.lasting_s, *UNLIKE) == []
+    assert of(world.compute(3 * SETTINGS.lasting_s, 40.0, 21.0, 3.0), PlanAgain)
+
+
+def test_those_who_are_left_are_planned_with_their_speeds_at_once() -> None:
+    world = World()
+    world.compute(SETTINGS.lasting_s, *UNLIKE)
+    (asked,) = of(world.lose("b"), PlanAgain)
+    assert asked.division is not None
+    assert (asked.division.members, len(asked.division.parts)) == ({"a": 40, "c": 8}, 3)
+
+
+@pytest.mark.parametrize("says", [{}, {metrics.SITE_SAMPLES: 8.0}])
+def test_a_script_that_divides_its_data_keeps_that_and_it_is_said_once(
+    says: dict[str, float],
+) -> None:
+    world = World()
+    for _ in range(60):
+        world.now_s += 1.0
+        for name, speed in zip(SITES, UNLIKE, strict=True):
+            values = {metrics.SITE_TOKENS: 80.0, metrics.COMPUTE_S: 8 / speed, **says}
+            world.tell(SiteStepped(name, values))
+        world.tell(run_events.Ticked())
+    assert world.kinds() == (["sites.uneven"] if says else ["shares.fixed"])
+    assert len(of(world.actions, PlanAgain)) == bool(says)

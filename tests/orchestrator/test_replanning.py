@@ -14,6 +14,7 @@ from isthmus.orchestrator.core.replan_machine import (
     RelaunchPlanned,
     SwitchPlanned,
 )
+from isthmus.orchestrator.core.speed_watch import Division
 from isthmus.topology.documents.load import load_job
 from isthmus.topology.spec.epoch import Epoch
 from isthmus.topology.spec.measured_links import LinkFigures
@@ -146,6 +147,27 @@ def test_other_trees_for_those_who_are_left_around_a_dead_link() -> None:
     assert isinstance(kept, SwitchPlanned)
     used = {hop for tree in kept.reduction.plan.trees for hop in tree.hops()}
     assert used <= {(1, 3), (3, 1), (2, 3), (3, 2)}
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_another_division_is_taken_where_a_step_is_predicted_to_be_shorter() -> None:
+    one = spec()
+    division = Division(
+        parts=(24, 16, 8),
+        members={"a": 24, "b": 16, "c": 8},
+        compute_s={"a": 16.0, "b": 23.0, "c": 40.0},
+        gain=0.4,
+    )
+    (switch,) = answers(PlanAgain(first(one), {}, division=division), 1, one)
+    assert isinstance(switch, SwitchPlanned)
+    assert switch.divides
+    assert switch.before_s == pytest.approx(40, rel=0.01), "as was measured"
+    assert switch.after_s == pytest.approx(24, rel=0.01)
+    even = dataclasses.replace(division, compute_s=dict.fromkeys("abc", 16.0))
+    (kept,) = answers(PlanAgain(first(one), {}, division=even), 1, one)
+    assert isinstance(kept, SwitchPlanned)
+    assert not kept.divides
 
 
 @pytest.mark.multiprocess

@@ -54,7 +54,7 @@ def test_stalls_have_causes() -> None:
     first, second = stalls(steps, events)
     assert first == Stall(steps[49].at_s, 20.0, 51, "a and 1 more were lost")
     assert second.length_s == pytest.approx(8.0)
-    assert second.cause == "the trees changed"
+    assert second.cause == "the plan changed"
 
 
 def test_an_evaluation_is_no_stall() -> None:

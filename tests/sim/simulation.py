@@ -778,7 +778,9 @@ class Simulation:
         self.coordinator.turn += 1
         members = self.coordinator.members
         reduction = plan_of(self.names, members, frozenset(), self.coordinator.turn)
-        self.coordinator.tell(TreesWanted(members, reduction, "other trees"), self.now_s)
+        parts = tuple(self.random.choices(range(1, 10), k=len(self.names)))
+        wanted = TreesWanted(members, reduction, "other trees", self.random.choice((parts, ())))
+        self.coordinator.tell(wanted, self.now_s)
 
     def _fault(self) -> None:
         """Let something happen."""

@@ -156,7 +156,7 @@ class SimSite:
     epochs: Epochs = field(init=False)
     data: RankData = field(init=False)
     places: dict[int, object] = field(default_factory=dict)
-    """The place in the data after each round."""
+    """The place in the data after each round, and what sites get in the next step."""
     num_steps: int = 0
     has_state: bool = field(init=False)
     """Whether it has, or needs not, the others' state."""
@@ -267,7 +267,7 @@ class SimSite:
                 data = self.data.state()
                 saved = Saved(round_, dict(self.results), dict(self.chains), data)
                 self.outside.save(change.epoch, saved)
-        self.places[round_] = self.data.place
+        self.places[round_] = self.data.place, self.data.parts
         self.outside.on_completed(self, round_)
 
     def _end_step(self, round_: int, *, has_landed: bool) -> None:

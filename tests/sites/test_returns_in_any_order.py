@@ -14,7 +14,7 @@ from isthmus.sites.worker.data.sampler import FETCHED_AHEAD
 from isthmus.sites.worker.exchange.member_history import CatchingUp, CaughtUp
 from isthmus.sites.worker.exchange.missing_sites import NOTICE_STEPS
 from isthmus.topology.spec.batch_rule import FullBatch
-from isthmus.topology.spec.shares import Shares
+from isthmus.topology.spec.shares import AS_BEGUN, Shares
 from tests.fakes.rank_data import RankData
 from tests.sites.test_worker_sampler import check_used_once
 
@@ -49,7 +49,7 @@ class Run:
     """What each site's gateway says is missing."""
     late: list[tuple[int, RankData, Members]] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
-    told_shares: Shares = Shares()
+    told_shares: Shares = AS_BEGUN
     is_cut_short: bool = False
     """A site is lost before the round begins from which sites are to have other parts."""
     num_returned: int = 0
@@ -104,9 +104,7 @@ class Run:
                 rank.missing.begin_round(step)
         has_marked, self.is_marked = self.is_marked and self.entering is not None, False
         lost: set[int] = set()
-        if self.is_cut_short or (
-            not is_quiet and chance.random() < (0.5 if has_marked else 0.02)
-        ):
+        if self.is_cut_short or (not is_quiet and chance.random() < (0.5 if has_marked else 0.02)):
             keeps = chance.choice([*self.members])
             others = [at for at in present if at != keeps]
             lost = {at for at in others if chance.random() < 0.6}
@@ -123,9 +121,9 @@ class Run:
                 self.epoch += 1
                 self.entering = self.epoch
                 self.tell(step, self.told(step + 2, enters=SITES[self.catching_up]))
-        if (self.entering, self.catching_up) == (None, None) and not (is_quiet or self.late):
-            if chance.random() < 0.1:
-                self.divide(step)
+        is_open = (self.entering, self.catching_up) == (None, None)
+        if is_open and not (is_quiet or self.late) and chance.random() < 0.1:
+            self.divide(step)
         for at, rank, members in self.late:
             if at <= step:
                 rank.history.tell(members)
@@ -139,11 +137,13 @@ class Run:
         self.end_steps(step)
 
     def divide(self, step: int) -> None:
-        """Sites are to get other parts; where one is lost at once, some may not have heard of it."""
+        """Sites are to get other parts; where one is lost at once, not all have heard of it."""
         self.epoch += 1
         parts = tuple(self.chance.randint(1, 9) for _ in SITES)
         self.told_shares = Shares(self.epoch, parts)
-        self.is_cut_short = step + 1 < STEPS and len(self.members) > 1 and self.chance.random() < 0.3
+        self.is_cut_short = (
+            step + 1 < STEPS and len(self.members) > 1 and self.chance.random() < 0.3
+        )
         self.tell(step, self.told(step + 1 + self.is_cut_short))
         if self.is_cut_short:
             self.late = [each for each in self.late if self.chance.random() < 0.5]

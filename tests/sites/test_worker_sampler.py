@@ -503,3 +503,34 @@ def test_ranks_that_share_experts_weigh_alike_in_each_site() -> None:
         ScriptError, match="2 ranks of this site share 3 samples of a step unevenly"
     ):
         uneven.weight(True)
+
+
+def test_a_resumed_run_goes_on_with_the_parts_that_were_decided() -> None:
+    def two() -> list[Sampler]:
+        return [
+            Sampler(num_samples=99, shares=shares(1, 1, batch=12), site=site, rank=0, seed=5)
+            for site in (0, 1)
+        ]
+
+    def steps(made: list[Sampler], count: int) -> list[list[list[int]]]:
+        found = []
+        for _ in range(count):
+            found.append([each.draw().tolist() for each in made])
+            for each in made:
+                each.step()
+        return found
+
+    undisturbed = two()
+    for each in undisturbed:
+        each.divide(3, (8, 4))
+        each.divide(7, (3, 9))
+    steps(undisturbed, 5)
+    resumed = two()
+    for each, before in zip(resumed, undisturbed, strict=True):
+        each.resume(before.used, lambda: None)
+        for step, parts in before.divisions():
+            each.divide(step, parts)
+    after = steps(undisturbed, 5)
+    assert [[len(own) for own in step] for step in after] == [[8, 4]] * 2 + [[3, 9]] * 3
+    assert steps(resumed, 5) == after
+    assert [each.weight(False) for each in resumed] == [3, 9]

@@ -48,6 +48,7 @@ from isthmus.topology.spec.plan_wishes import (
     MICRO_BATCHES,
     OBJECTIVES,
     PLAN_SITES,
+    SHARES,
     PlanWishes,
     Replan,
 )
@@ -263,6 +264,11 @@ class ReplanModel(Strict):
             "else it keeps exchange.codec."
         ),
     ] = _REPLAN.least_exact
+    shares: Annotated[
+        str,
+        *choice(SHARES),
+        Field(description="fixed: sites keep their parts of the batch, however fast they are."),
+    ] = _REPLAN.shares
 
     @model_validator(mode="after")
     def _is_measured_in_time(self) -> Self:

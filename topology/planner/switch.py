@@ -8,7 +8,7 @@ one with which a step is nearly as quick as with any.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from isthmus.topology.cost.local_sgd import regime_step_s
@@ -20,7 +20,7 @@ from isthmus.topology.planner.reductions import named
 from isthmus.topology.planner.search import Search
 from isthmus.topology.spec.job import Job, Placed, Reduction
 from isthmus.topology.spec.plan_wishes import PlanWishes
-from isthmus.topology.spec.world import Topology
+from isthmus.topology.spec.world import Site, Topology
 from isthmus.topology.trees.codec_costs import RELATIVE_ERRORS
 from isthmus.topology.trees.tree_choice import plan_reduction
 
@@ -85,6 +85,34 @@ def best_switch(
         after_s=after_s,
         codec=job.exchange.codec,
     )
+
+
+def as_fast_as_measured(
+    job: Job, topology: Topology, cut_bytes: int, compute_s: Mapping[str, float]
+) -> Topology:
+    """Return a topology whose sites compute a step of a run for as long as was measured.
+
+    Args:
+        job: As `best_switch`, with the placement that the run has by now.
+        topology: Likewise.
+        cut_bytes: Likewise.
+        compute_s: Seconds of each site.
+
+    Raises:
+        ConfigError: the run's steps cannot be predicted.
+    """
+    here = placed(job, topology)
+    job = _as_it_runs(job, here, cut_bytes)
+    size = Sizing(chunk_bytes=cut_bytes, bucket_bytes=job.exchange.bucket_bytes)
+    now = Search(job, here, (size,)).best()
+    assert now is not None, "a run goes on with it"
+    alone_s = {name: each.alone_s for name, each in zip(now.sites, now.timings, strict=True)}
+
+    def as_measured(site: Site) -> Site:
+        mfu = site.accelerator.mfu * alone_s[site.name] / compute_s[site.name]
+        return dataclasses.replace(site, accelerator=dataclasses.replace(site.accelerator, mfu=mfu))
+
+    return dataclasses.replace(topology, sites=tuple(map(as_measured, topology.sites)))
 
 
 def _step_s(choice: Choice, job: Job, topology: Topology) -> float:

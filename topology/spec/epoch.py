@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from isthmus.topology.spec.json_fields import json_bytes, json_of, read_json, to_json
 from isthmus.topology.spec.run_spec import CodedPlan
-from isthmus.topology.spec.shares import Shares
+from isthmus.topology.spec.shares import AS_BEGUN, Shares
 
 Runs = tuple[tuple[int, int], ...]
 """(first, last) of consecutive chunks; ascending, with a gap between any two runs."""
@@ -35,7 +35,7 @@ class Epoch:
     sites."""
     follows: tuple[str, ...] = ()
     """Members that are catching up: they only get results, and no site waits for them."""
-    shares: Shares = Shares()
+    shares: Shares = AS_BEGUN
     """What sites get of the batch. Ranks change to it some rounds later than `from_round`
     (sites/worker/exchange/member_history.py)."""
 

@@ -14,6 +14,8 @@ CUTS = ("given", "auto")
 placement says, else each has all of it; `auto`: the plan decides."""
 OBJECTIVES = ("throughput", "cost")
 """The aims of a plan: the most tokens a second, or the fewest US dollars a token."""
+SHARES = ("follow", "fixed")
+"""What becomes of the sites' parts of the batch while a run goes on."""
 GATEWAYS = ("measured", "unlimited")
 """The speeds that a plan assumes for gateways and codecs: as measured, or of no cost."""
 
@@ -30,6 +32,8 @@ class Replan:
     """Share of the predicted step that other trees have to save."""
     least_exact: str | None = field(default=None, metadata=IN_USE)
     """The least exact codec that the run may go over to; None: it keeps the exchange's."""
+    shares: str = field(default="follow", metadata=IN_USE)
+    """One of SHARES: whether sites get other parts of the batch as their speeds change."""
 
     @property
     def gap_s(self) -> float:

@@ -6,6 +6,12 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from isthmus.topology.spec.batch_rule import FullBatch, batch_with
+
+if TYPE_CHECKING:
+    from isthmus.topology.spec.run_spec import RunSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +23,9 @@ class Shares:
     parts: tuple[int, ...] = ()
     """Samples of each site, in the run's order. Those who take part now get exactly these; with
     others, the batch is divided in proportion to them."""
+
+
+AS_BEGUN = Shares()
 
 
 def place_of(samples: int, weights: Sequence[int], site: int) -> range:
@@ -64,3 +73,15 @@ def divided_by_speed(
         left -= units[site]
         heapq.heappush(ready, ((split[site] + units[site]) * sample_s[site], site))
     return tuple(parts) if left else tuple(split)
+
+
+def parts_of(spec: RunSpec, members: Sequence[str], shares: Shares) -> tuple[int, ...]:
+    """Return how many samples of a step each of a run's members gets, in their order."""
+    job = spec.job
+    placed = {each.site: each.sequences for each in job.placement}
+    began = {each.name: placed.get(each.name, each.num_ranks) for each in spec.topology.sites}
+    first, left = (sum(began[name] for name in names) for names in (spec.first_sites, members))
+    samples = batch_with(FullBatch(job.global_batch, first), left, job.on_fewer_sites).samples
+    weights = dict(zip(spec.site_names, shares.parts, strict=True)) if shares.parts else began
+    present = [weights[name] for name in members]
+    return tuple(len(place_of(samples, present, at)) for at in range(len(members)))

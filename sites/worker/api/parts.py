@@ -70,6 +70,7 @@ class Parts:
             attachment.tokens,
             lambda kind, data: records.record(kind, 0, {}, {metrics.DATA: data}),
         )
+        steps.num_own = lambda: data.num_own
         rejoining = Rejoining(context, averaging, members, missing_sites, data, steps, records)
         checkpointing = Checkpointing(
             context, link, averaging, attachment, data, rates, rejoining, steps, records

@@ -271,7 +271,8 @@ class Sampler:
     @property
     def num_own(self) -> int:
         """Samples of the site in the step that is being taken."""
-        return len(self._shares(self._num_used).of_site(self._site, self._gone(self._num_used)))
+        step = self._num_used
+        return len(self._shares(step).of_site(self._site, self._gone(step)))
 
     def divisions(self) -> list[tuple[int, tuple[int, ...]]]:
         """Return what `divide` was told that counts from the next step on, in steps from it."""

@@ -151,8 +151,7 @@ class MemberHistory:
                 for each in self._told.values()
                 if each.from_round <= num_rounds and not self._divisions
             ]
-        for shares in divisions:
-            changes.append(Divided(shares, self._num_steps + notice_steps(())))
+        changes += [Divided(each, self._num_steps + notice_steps(())) for each in divisions]
         if self._announced is None and due and due[0].follows:
             changes.append(CatchingUp(due[0].follows, due[0].epoch, Path(due[0].state)))
             self._leave_behind(due[0])

@@ -128,6 +128,8 @@ class StepLog:
         how many there are then."""
         self.take_inputs: Callable[[], int] = lambda: 0
         """Returns a hash of what models were called with in a step; 0: it tells nothing."""
+        self.num_own: Callable[[], int] = lambda: 0
+        """Returns how many samples of the job's batch the site has in a step; 0: it is unknown."""
         self.after_end: Callable[[], None] = lambda: None
         """Called when all listeners have heard of a step."""
         self.num_steps = 0
@@ -227,6 +229,8 @@ class StepLog:
             metrics.GRADIENT_HASH: float(own[-1].gradient_hash if own and self.counts else 0),
             metrics.INPUT_HASH: float(self.take_inputs() if self.counts else 0),
         }
+        if self.counts and (num_own := self.num_own()):
+            self._values[metrics.SITE_SAMPLES] = float(num_own)
         if crossed:
             self._values[metrics.ROUND] = float(self._last_round)
         gradients = [each for each in crossed if each.terms.is_gradient]
