@@ -15,7 +15,7 @@ from isthmus.topology.planner.plan import make_plan
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.hashing import plan_hashes
 from isthmus.topology.spec.job import Exchange, Job, LinkCodec, NamedTree, Reduction
-from isthmus.topology.spec.plan_wishes import PlanWishes
+from isthmus.topology.spec.plan_wishes import PlanWishes, Replan
 from isthmus.topology.spec.world import Topology
 from isthmus.topology.text.yaml_document import read_with_overrides
 from tests.fakes.plannable import a_job, a_random_world, a_world
@@ -40,6 +40,17 @@ def test_what_is_written_is_read_back(made: dict[str, Any]) -> None:
     assert plan.plain == made
     plan.check_made_for(plan_hashes(JOB, WORLD), "job.yaml", "topology.yaml")
     assert len(plan.overrides()) == 7
+
+
+def test_it_tells_what_sites_take_later(made: dict[str, Any]) -> None:
+    assert "While the run goes on, sequences go with the speeds that sites have." in said(made)
+    assert JOB.plan is not None
+    plan = dataclasses.replace(JOB.plan, sites="all")
+    every = said(make_plan(dataclasses.replace(JOB, plan=plan), WORLD))
+    assert re.search(r"without s0: s1 \d+, s2 \d+; without s1: s0 \d+, s2 \d+; without s2: ", every)
+    fixed = dataclasses.replace(plan, sites="auto", replan=Replan(shares="fixed"))
+    kept = said(make_plan(dataclasses.replace(JOB, plan=fixed), WORLD))
+    assert "While the run goes on" not in kept
 
 
 def test_it_explains_itself(made: dict[str, Any]) -> None:

@@ -32,6 +32,8 @@ _BINDS = 0.97
 """Share of a step above which a cause is named as the only limit."""
 _LONGER = 1.0005
 """Ratio to a step below which another counts as no longer, to people."""
+_MOST_LOSSES = 4
+"""Sites of which a plan says what the others would take without them."""
 _EQUAL = 1.001
 """Ratio of sites' compute up to which none computes longest, to people."""
 _PACED = 0.5
@@ -142,9 +144,26 @@ def sentences(
     texts += _micro_batch(search, choice)
     if len(choice.sites) > 1:
         texts += _hidden(choice, model)
+        texts += _divided_later(others)
         if search.job.workload is not None:
             texts.append(_needed(search, choice))
     return texts
+
+
+def _divided_later(others: Alternatives) -> list[str]:
+    """Tell what becomes of the sites' parts while the run goes on, where they may change."""
+    job = others.search.job
+    replan = None if job.plan is None or job.reduction != Reduction() else job.plan.replan
+    if replan is None or replan.shares != "follow" or job.exchange.schedule == "off":
+        return []
+    where = "" if job.entrypoint is None else ", if the script takes them from site.sampler"
+    text = f"While the run goes on, sequences go with the speeds that sites have{where}"
+    for name in others.choice.sites[:_MOST_LOSSES]:
+        left = None if job.placement else others.otherwise(name)
+        if left is not None and len(left.sites) > 1:
+            parts = zip(left.sites, left.sequences, strict=True)
+            text += f"; without {name}: " + ", ".join(f"{site} {part}" for site, part in parts)
+    return [f"{text}."]
 
 
 def summary(choice: Choice, num_sites: int) -> str:
