@@ -18,7 +18,7 @@ JOB = """
 version: 1
 name: test
 topology: topology.yaml
-plan: {sites: all, replan: {lasting: 500ms}}
+plan: {sites: all, replan: {shares: fixed, lasting: 500ms}}
 exchange: {codec: fp32, chunk: 64KiB, bucket: 256KiB}
 verify: {parameters_every: 1}
 trainer:
