@@ -18,7 +18,7 @@ from isthmus.protos import metrics
 from isthmus.topology.spec.epoch import Epoch
 from isthmus.topology.spec.plan_wishes import Replan
 from isthmus.topology.spec.run_spec import RunSpec
-from isthmus.topology.spec.shares import divided_by_speed, parts_of, whole_units
+from isthmus.topology.spec.shares import AS_BEGUN, divided_by_speed, parts_of, whole_units
 from isthmus.topology.spec.units import format_duration
 
 SAMPLES = 5
@@ -68,9 +68,10 @@ class SpeedWatch:
             for site in spec.topology.sites
         }
         own = spec.job.trainer.micro_batch if spec.job.entrypoint is None else 1
-        self._micro_batch = math.gcd(
-            *(own if cut is None else cut.micro_batch for cut in cuts.values())
-        )
+        micro_batch = math.gcd(*(own if cut is None else cut.micro_batch for cut in cuts.values()))
+        began = parts_of(spec, spec.site_names, AS_BEGUN)
+        units = whole_units(began, [*self._readers.values()], micro_batch)
+        self._units = dict(zip(spec.site_names, units, strict=True))
         self._since_s: float | None = None
         """When the division began to promise that much."""
         self._let_be = 0.0
@@ -119,8 +120,14 @@ class SpeedWatch:
         if not all(present):
             return None
         compute_s = [part * known[name] for name, part in zip(members, present, strict=True)]
-        units = whole_units(present, [self._readers[name] for name in members], self._micro_batch)
-        best = divided_by_speed(present, compute_s, units)
+        sample_s = [known[name] for name in members]
+        readers = [self._readers[name] for name in members]
+        units = [self._units[name] for name in members]
+        best = divided_by_speed(sum(present), sample_s, units, readers) or divided_by_speed(
+            sum(present), sample_s, readers, readers
+        )
+        if not best:
+            return None
         best_s = max(part * known[name] for name, part in zip(members, best, strict=True))
         division = dict(zip(members, best, strict=True))
         return Division(

@@ -534,3 +534,11 @@ def test_a_resumed_run_goes_on_with_the_parts_that_were_decided() -> None:
     assert [[len(own) for own in step] for step in after] == [[8, 4]] * 2 + [[3, 9]] * 3
     assert steps(resumed, 5) == after
     assert [each.weight(False) for each in resumed] == [3, 9]
+
+
+def test_ranks_that_weigh_alike_weigh_as_their_mean_where_parts_are_uneven() -> None:
+    """As after a site has come back, until the parts are decided again."""
+    sampler = Sampler(num_samples=99, shares=shares(2, 1, batch=9), site=0, rank=0, seed=5)
+    sampler.divide(0, (5, 4))
+    sampler.draw()
+    assert sampler.weight(True) == 2.5

@@ -8,17 +8,14 @@ import pytest
 
 from isthmus.topology.spec.shares import divided_by_speed, place_of, whole_units
 
+SPEEDS = (1.0, 0.7, 0.4)
+
 
 def test_parts_are_in_proportion_to_speed() -> None:
-    parts, speeds = (84, 84, 84), (1.0, 0.7, 0.4)
-    compute_s = [part / speed for part, speed in zip(parts, speeds, strict=True)]
-    assert divided_by_speed(parts, compute_s, (1, 1, 1)) == (120, 84, 48)
-    assert divided_by_speed(parts, compute_s, (4, 4, 4)) == (120, 84, 48)
-
-
-def test_a_division_by_the_same_speeds_stays() -> None:
-    again = divided_by_speed((120, 84, 48), (120.0, 120.0, 120.0), (4, 4, 4))
-    assert again == (120, 84, 48)
+    sample_s = [1 / each for each in SPEEDS]
+    for unit in (1, 4):
+        found = divided_by_speed(252, sample_s, [unit] * 3, (1, 1, 1))
+        assert found == (120, 84, 48)
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -27,11 +24,11 @@ def test_the_batch_stays_and_ranks_have_whole_micro_batches(seed: int) -> None:
     readers = [chance.randint(1, 4) for _ in range(chance.randint(1, 5))]
     micro_batch = chance.choice([1, 2, 8])
     parts = [each * micro_batch * chance.randint(1, 8) for each in readers]
-    compute_s = [part * chance.uniform(0.1, 1.0) for part in parts]
+    sample_s = [chance.uniform(0.1, 1.0) for _ in readers]
     units = whole_units(parts, readers, micro_batch)
-    found = divided_by_speed(parts, compute_s, units)
-    assert sum(found) == sum(parts), f"{seed=}"
-    for part, each in zip(found, readers, strict=True):
+    found = divided_by_speed(sum(parts), sample_s, units, readers)
+    assert not found or sum(found) == sum(parts), f"{seed=}"
+    for part, each in zip(found, readers, strict=bool(found)):
         assert part > 0, f"{seed=}"
         assert part % (each * micro_batch) == 0, f"{seed=}"
 
@@ -39,10 +36,12 @@ def test_the_batch_stays_and_ranks_have_whole_micro_batches(seed: int) -> None:
 def test_pieces_of_micro_batches_and_uneven_ranks_stay_as_they_are() -> None:
     assert whole_units((12, 24), (1, 2), 8) == (4, 8)
     assert whole_units((30, 16), (4, 1), 8) == (1, 8)
+    assert divided_by_speed(24, (0.1, 0.1), (1, 8), (4, 1)) == (16, 8)
 
 
-def test_a_division_stays_where_whole_units_come_to_no_other() -> None:
-    assert divided_by_speed((4, 3), (40.0, 1.0), (4, 3)) == (4, 3)
+def test_there_is_no_division_where_whole_units_do_not_add_up() -> None:
+    assert divided_by_speed(8, (10.0, 1.0), (4, 3), (1, 1)) == ()
+    assert divided_by_speed(6, (10.0, 1.0), (4, 3), (1, 1)) == ()
 
 
 def test_places_follow_each_other_and_leave_none_out() -> None:

@@ -37,8 +37,13 @@ def place_of(samples: int, weights: Sequence[int], site: int) -> range:
 def whole_units(parts: Sequence[int], readers: Sequence[int], micro_batch: int) -> tuple[int, ...]:
     """Return by how many samples each site's part may change.
 
-    What ranks have stays as whole as it is: whole micro-batches, or the largest pieces of one that
-    all ranks have whole; as many for each rank of a site, unless they differ there already.
+    What ranks have stays as whole as in the beginning: whole micro-batches, or the largest pieces
+    of one that all ranks had whole; as many for each rank of a site, unless they differed there.
+
+    Args:
+        parts: What sites began with.
+        readers: How many ranks of each divide it among themselves.
+        micro_batch: Samples that a rank takes at once, at most.
     """
     even = [part // each for part, each in zip(parts, readers, strict=True) if not part % each]
     piece = math.gcd(micro_batch, *even)
@@ -48,31 +53,31 @@ def whole_units(parts: Sequence[int], readers: Sequence[int], micro_batch: int) 
 
 
 def divided_by_speed(
-    parts: Sequence[int], compute_s: Sequence[float], units: Sequence[int]
+    samples: int, sample_s: Sequence[float], units: Sequence[int], readers: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the division of the same batch whose slowest site computes for the shortest time.
+    """Return the division of a batch whose slowest site computes for the shortest time.
 
-    Greedy: each unit goes to the site that is done first with it. The division stays where whole
-    units come to no other.
+    Greedy: each unit goes to the site that is done first with it. Empty: whole units do not add up
+    to the batch.
 
     Args:
-        parts: The present samples of each site.
-        compute_s: Seconds that each site computes for them.
-        units: What a part changes by (`whole_units`).
+        samples: Of the batch.
+        sample_s: Seconds that each site computes for a sample.
+        units: What a part consists of (`whole_units`).
+        readers: The fewest samples of each site.
     """
-    sample_s = [seconds / part for seconds, part in zip(compute_s, parts, strict=True)]
-    split = [part % unit or unit for part, unit in zip(parts, units, strict=True)]
-    left = sum(parts) - sum(split)
-    ready = [((split[at] + unit) * sample_s[at], at) for at, unit in enumerate(units)]
+    split = [max(each) for each in zip(units, readers, strict=True)]
+    left = samples - sum(split)
+    ready = [((part + units[at]) * sample_s[at], at) for at, part in enumerate(split)]
     heapq.heapify(ready)
-    while left and ready:
+    while left > 0 and ready:
         _, site = heapq.heappop(ready)
         if units[site] > left:
             continue  # nothing is left that this site could have
         split[site] += units[site]
         left -= units[site]
         heapq.heappush(ready, ((split[site] + units[site]) * sample_s[site], site))
-    return tuple(parts) if left else tuple(split)
+    return () if left else tuple(split)
 
 
 def parts_of(spec: RunSpec, members: Sequence[str], shares: Shares) -> tuple[int, ...]:

@@ -207,7 +207,7 @@ class Sampler:
         if not is_alike:
             return len(self._own(self._num_used)) / unit
         samples, readers = len(shares.of_site(self._site, gone)), self._num_readers
-        if samples % readers and not gone:
+        if samples % readers and not (gone or shares.parts):
             raise ScriptError(
                 f"site.sampler: {readers} ranks of this site share {samples} samples of a step unevenly, "
                 "and experts that ranks share, and what fully_shard replicates, are reduced with "
