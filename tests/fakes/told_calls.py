@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 
 import grpc
 
+from isthmus.sites.gateway.links.frame_calls import Taker
 from isthmus.sites.gateway.links.transport import SESSION_KEY
 
 
@@ -21,6 +22,11 @@ class ToldCall:
 
     async def read(self) -> memoryview | None:
         return self._messages.pop(0) if self._messages else None
+
+    async def take_each(self, take: Taker) -> None:
+        while (message := await self.read()) is not None:
+            if (answer := take(message)) is not None:
+                await self.write(answer)
 
     async def write(self, message: bytes | memoryview) -> None:
         self.answers.append(bytes(message))
