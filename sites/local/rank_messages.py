@@ -350,7 +350,8 @@ def error_for(code: str, message: str, site: str = "") -> IsthmusError:
             return kind(message, site)
     for other in IsthmusError.__subclasses__():
         # The error is neither this process's bug nor its script's mistake.
-        if other.code == code and other not in (LocalProtocolError, ScriptError):
+        has_code = vars(other).get("code") == code
+        if has_code and other not in (LocalProtocolError, ScriptError):
             return other(message)
     error = IsthmusError(message)
     error.code = code

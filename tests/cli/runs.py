@@ -68,7 +68,14 @@ LINES = [
     control_pb2.LogLine(site="b", source="gateway0", sequence=0, wall_s=1.6, text="connected ✓"),
 ]
 EVENTS = [
-    control_pb2.Event(sequence=1, wall_s=1.0, run_id="r1", generation=3, kind="run.submitted"),
+    control_pb2.Event(
+        sequence=1,
+        wall_s=1.0,
+        run_id="r1",
+        generation=3,
+        kind="run.submitted",
+        detail_json='{"name": "test", "sites": ["a", "b"], "links": []}',
+    ),
     control_pb2.Event(
         sequence=2, wall_s=1.1, kind="site.joined", site="a", detail_json='{"host": "here"}'
     ),

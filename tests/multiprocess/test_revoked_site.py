@@ -94,7 +94,7 @@ def test_a_site_is_shut_out_in_mid_run_and_let_in_with_new_certificates(tmp_path
             for service, method, at in (
                 ("State", "Read", port),
                 ("Exchange", "Hello", port),
-                ("Exchange", "Push", port + 1),
+                ("Exchange", "Push", port),
             ):
                 where, server = f"127.0.0.1:{at}", f"gateway.{site}.site"
                 called = f"/{EXCHANGE}.{service}/{method}"

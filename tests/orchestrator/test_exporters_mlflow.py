@@ -40,7 +40,7 @@ def test_figures_parameters_events_and_the_end_are_there(tmp_path: Path) -> None
     assert (found.info.status, found.info.run_name) == ("FINISHED", "r1")
     assert found.data.params == {"codec": "int8"}
     (event,) = [text for tag, text in found.data.tags.items() if tag.startswith("isthmus.event.")]
-    assert event == "step 40: run r1 SUCCEEDED: done"
+    assert event == "step 40: run r1 SUCCEEDED"
     expected = series_of(update.points)
     assert found.data.metrics.keys() == expected.keys()
     for name in ("loss", "step_seconds/oregon", "link_sent_bytes/oregon-to-virginia"):

@@ -126,7 +126,7 @@ def test_each_site_has_a_jobset_a_headless_service_and_a_volume() -> None:
         jobset = made[-1]
         assert inside["spec"]["clusterIP"] == "None"
         assert jobset["spec"]["network"]["subdomain"] == inside["metadata"]["name"]
-        assert [each["port"] for each in outside["spec"]["ports"]] == [29500, 29501]
+        assert [each["port"] for each in outside["spec"]["ports"]] == [29500]
 
 
 def test_a_site_of_two_machines_has_a_pod_and_a_service_for_each() -> None:
@@ -144,7 +144,7 @@ def test_a_site_of_two_machines_has_a_pod_and_a_service_for_each() -> None:
         for each in made
         if each["kind"] == "Service" and each["spec"].get("type") == "LoadBalancer"
     }
-    assert chosen == {"0": [29500, 29501], "1": [29500, 29501]}
+    assert chosen == {"0": [29500], "1": [29500]}
     (claim,) = (each for each in made if each["kind"] == "PersistentVolumeClaim")
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
     # One machine: a pod as before.
@@ -256,7 +256,7 @@ def test_an_accelerator_is_asked_for_by_its_makers_name(
     ("change", "named"),
     [
         (("mode: mtls", "mode: insecure"), "security"),
-        ((", ports: 29500-29501", ""), "wan.ports"),
+        ((", ports: 29500-29500", ""), "wan.ports"),
         (("nodes: 1", "nodes: 2"), "hosts"),
         (("name: us", "name: EU"), "two names for one"),
     ],

@@ -323,7 +323,7 @@ def sketch_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     sums = torch.zeros(SKETCH_NUMEL, dtype=torch.float64, device=flat.device)
     for start in range(0, flat.numel(), _PART_NUMEL):
         part = flat[start : start + _PART_NUMEL].double()
-        index = torch.arange(start, start + part.numel(), device=flat.device)
+        index = torch.arange(start, start + part.numel(), dtype=torch.int64, device=flat.device)
         mixed = (index ^ (index >> 15)) * 0x2C1B3C6D
         mixed = (mixed ^ (mixed >> 12)) * 0x297A2D39
         signs = ((mixed >> 17) & 1).double() * 2 - 1
