@@ -36,7 +36,7 @@ class SiteStatus:
     host: str
     step: int
     figures: Mapping[str, float]
-    """Of its last step, as `loss` and `step_s`."""
+    """Figures of the site's last step, as `loss` and `step_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class RunStatus:
     state: str
     """QUEUED, FORMING, ACTIVE, STOPPING, SUCCEEDED, FAILED or CANCELLED."""
     step: int
-    """Of the site that is furthest."""
+    """Steps of the site that is furthest."""
     num_steps: int
     """Steps that the job makes; 0: its script decides."""
     loss: float | None

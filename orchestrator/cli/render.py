@@ -22,6 +22,7 @@ from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.documents import load_topology_file, protect, read_text
 from isthmus.orchestrator.launchers.commands import folder_at, python_at, save_s
 from isthmus.orchestrator.rendering import kubernetes, skypilot
+from isthmus.orchestrator.rendering.site_agent import files_of
 from isthmus.orchestrator.rendering.slurm_script import slurm_script
 from isthmus.orchestrator.run_folder.run_files import write_atomically
 from isthmus.protos.identities import COORDINATOR
@@ -220,7 +221,7 @@ def skypilot_command(
         overrides=overrides,
     )
     certificates = {
-        site.name: {each: str(_place_of(each).resolve()) for each in skypilot.files_of(site.name)}
+        site.name: {each: str(_place_of(each).resolve()) for each in files_of(site.name)}
         for site in (topology.sites if topology.tls is not None else ())
     }
     documents = skypilot.job_group(topology, certificates, wishes)
@@ -231,12 +232,12 @@ def _by_site(topology: Topology, given: Iterable[str], option: str) -> dict[str,
     """Return what an option says of sites, each as SITE=TEXT."""
     names = [site.name for site in topology.sites]
     found = {}
-    for each in given:
-        site, equals, text = each.partition("=")
+    for word in given:
+        site, equals, text = word.partition("=")
         if not equals or site not in names:
             sites = ", ".join(names)
             raise click.BadParameter(
-                f"{each!r}: want SITE=TEXT, with a site of {sites}", param_hint=option
+                f"{word!r}: want SITE=TEXT, with a site of {sites}", param_hint=option
             )
         found[site] = text
     return found

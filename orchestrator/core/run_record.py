@@ -33,7 +33,7 @@ class Measurement:
     values: Mapping[str, float]
     labels: Mapping[str, str]
     number: int = 0
-    """Of the line, counted from 0 over all parts of the file."""
+    """Number of the line, counted from 0 over all parts of the file."""
 
     @classmethod
     def of(cls, record: Mapping[str, Any], number: int = 0) -> Measurement:

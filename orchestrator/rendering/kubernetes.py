@@ -16,8 +16,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.protos.identities import AGENT, COORDINATOR, GATEWAY
-from isthmus.protos.own_processes import own_command
+from isthmus.orchestrator.rendering.site_agent import (
+    ANY,
+    CERTIFICATES,
+    NODE_PORT,
+    SAVE_S,
+    TOPOLOGY,
+    files_of,
+    serve_command,
+)
+from isthmus.protos.identities import AGENT, COORDINATOR
 from isthmus.protos.save_time import LEAVE_S, SAVE_WITHIN
 from isthmus.protos.security import TLS_VARIABLES
 from isthmus.topology.spec.errors import ConfigError
@@ -27,19 +35,13 @@ FILES = "/etc/isthmus"
 STATE = "/var/lib/isthmus"
 TMP, SHARED_MEMORY = "/tmp", "/dev/shm"  # noqa: S108 - a pod's own
 AGENT_STATE = f"{TMP}/agent"
-ANY = "0.0.0.0"  # noqa: S104 - of a pod, and with TLS
 GIVEN = "/run/certs-given"
 CERTS = "/run/certs"
-TOPOLOGY = "topology.yaml"
-SAVE_S = 30.0
-"""For a site's last checkpoint; a pod is given LEAVE_S more to end."""
 USER = 1000
 """User id in the containers; the image's Containerfile makes the same user."""
 TCP_PORTS = 64
 """Ports of a site at most: its Service names each of them."""
 NODE_JOB = "node"
-NODE_PORT = 7444
-"""Where a pod waits for its site's agent; only pods of the site can show it what it wants."""
 INDEX = "JOB_COMPLETION_INDEX"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 """Kubernetes gives each pod of an indexed Job both: a variable, and since 1.28 a label."""
@@ -188,9 +190,7 @@ def _workload(
 
 def secret_of(topology: Topology, party: str) -> tuple[str, list[str]]:
     """Return the name of a party's Secret, and the files of certificates and keys that it needs."""
-    roles = [COORDINATOR] if party == COORDINATOR else [f"{party}.{AGENT}", f"{party}.{GATEWAY}"]
-    files = ["ca.pem", *(f"{role}.{kind}" for role in roles for kind in ("pem", "key"))]
-    return f"{name_of(topology, party)}-certs", files
+    return f"{name_of(topology, party)}-certs", files_of(party)
 
 
 def check(topology: Topology) -> None:
@@ -259,10 +259,8 @@ def _job(
     if site.nodes > 1:
         ports.append((NODE_JOB, NODE_PORT))
         agent += [word for pod in _pods(topology, site) for word in ("--node", pod)]
-        serve = own_command("isthmus.sites.node.serve", "--site", site.name, python="python")
-        serve += ["--bind", f"{ANY}:{NODE_PORT}"]
         runs = {
-            "command": _by_index(["exec", "isthmus", *agent], ["exec", *serve]),
+            "command": _by_index(["exec", "isthmus", *agent], ["exec", *serve_command(site.name)]),
         }
         joined = _by_index(joined, ["true"])
     resources: Object = {
@@ -344,13 +342,12 @@ def _pod(topology: Topology, party: str, containers: list[Object], image: str) -
 
 def _container(name: str, image: str) -> Object:
     """Return what all containers have in common."""
-    places = {"ca": "ca.pem", "cert": "{name}.pem", "key": "{name}.key"}
     return {
         "name": name,
         "image": image,
         "env": [
             *(
-                {"name": variable, "value": f"{CERTS}/{places[key]}"}
+                {"name": variable, "value": f"{CERTS}/{CERTIFICATES[key]}"}
                 for key, variable in TLS_VARIABLES.items()
             ),
             {"name": "HOME", "value": STATE},

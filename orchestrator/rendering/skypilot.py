@@ -14,8 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from isthmus.protos.identities import AGENT, GATEWAY
-from isthmus.protos.own_processes import own_command
+from isthmus.orchestrator.rendering.site_agent import (
+    CERTIFICATES,
+    NODE_PORT,
+    SAVE_S,
+    TOPOLOGY,
+    serve_command,
+)
 from isthmus.protos.save_time import SAVE_WITHIN
 from isthmus.protos.security import TLS_VARIABLES
 from isthmus.topology.spec.errors import ConfigError
@@ -23,11 +28,6 @@ from isthmus.topology.spec.world import Site, Topology
 
 FOLDER = "isthmus"
 """In the home folder of each machine: the topology, certificates, and the agent's files."""
-TOPOLOGY = "topology.yaml"
-NODE_PORT = 7444
-"""Where a machine waits for its site's agent; only the site's certificates are let in."""
-SAVE_S = 30.0
-"""For a site's last checkpoint."""
 INSTALL = "pip install 'isthmus[train]'"
 _NO_ACCELERATOR = "cpu"
 
@@ -72,12 +72,6 @@ def job_group(
     return [header, *(_task(site, certificates[site.name], wishes) for site in topology.sites)]
 
 
-def files_of(site: str) -> list[str]:
-    """Return the names of the certificates and keys that a site needs."""
-    roles = (f"{site}.{AGENT}", f"{site}.{GATEWAY}")
-    return ["ca.pem", *(f"{role}.{kind}" for role in roles for kind in ("pem", "key"))]
-
-
 def _task(site: Site, certificates: Mapping[str, str], wishes: Wishes) -> dict[str, Any]:
     resources: dict[str, Any] = {}
     if name := _accelerator(site, wishes):
@@ -105,7 +99,6 @@ def _task(site: Site, certificates: Mapping[str, str], wishes: Wishes) -> dict[s
 
 def _script(site: Site, wishes: Wishes) -> str:
     """Return what a task's machines run; SkyPilot numbers them, and tells their addresses."""
-    places = {"ca": "ca.pem", "cert": "{name}.pem", "key": "{name}.key"}
     agent = [
         *("isthmus", "agent", "--site", site.name, "--coordinator", wishes.coordinator),
         *("--topology", TOPOLOGY, "--state", "state"),
@@ -118,17 +111,16 @@ def _script(site: Site, wishes: Wishes) -> str:
         "# A key has to be its reader's alone.",
         "(umask 077 && mkdir -p certs && cp given/* certs/)",
         *(
-            f'export {variable}="$PWD"/certs/{places[key]}'
+            f'export {variable}="$PWD"/certs/{CERTIFICATES[key]}'
             for key, variable in TLS_VARIABLES.items()
         ),
         f"export {SAVE_WITHIN}={SAVE_S:g}",
     ]
     if site.nodes == 1:
         return "\n".join([*lines, f"exec {shlex.join(agent)}"]) + "\n"
-    serve = own_command("isthmus.sites.node.serve", "--site", site.name, python="python")
     lines += [
         'if [ "$SKYPILOT_NODE_RANK" != 0 ]; then',
-        f"    exec {shlex.join([*serve, '--bind', f'0.0.0.0:{NODE_PORT}'])}",
+        f"    exec {shlex.join(serve_command(site.name))}",
         "fi",
         "set --",
         "for address in $SKYPILOT_NODE_IPS; do",

@@ -136,7 +136,7 @@ class RunFollower:
         self._events: deque[RecordedEvent] = deque()
         """Those that were read, and that metrics come before which have yet to be read."""
         self.sequence = 0
-        """Of the last event that was returned."""
+        """Sequence number of the last event that was returned."""
 
     @property
     def num_lines(self) -> int:

@@ -16,9 +16,7 @@ _FRAMES = 4
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _STOPPED = ("T", "t")
 """The kernel's state letters for a process stopped by a signal or a debugger."""
-_COLLECTIVE = re.compile(
-    r"torch/distributed/|sites/worker/(collectives|bucket_pipeline|transfer)\.py"
-)
+_COLLECTIVE = re.compile(r"torch/distributed/|sites/worker/exchange/")
 """Source files in whose functions a rank waits for other ranks."""
 
 

@@ -17,7 +17,7 @@ PLAIN: Final = "plain"
 WAYS: Final = [pytest.param(COMMON, marks=COMPILED), PLAIN]
 """For tests' parameters."""
 VECTORISED_WAYS: Final = [*(pytest.param(kind, marks=COMPILED) for kind in kinds()), PLAIN]
-"""Of a module that is compiled for several kinds of processors."""
+"""The ways of a module that is compiled for several kinds of processors."""
 
 
 def load(module: ModuleType, way: str) -> ModuleType:

@@ -13,7 +13,8 @@ import pytest
 from isthmus.sites.gateway.config import StallLimits
 from isthmus.sites.gateway.ranks.stall_watch import StalledRanks, StallWatch
 from isthmus.sites.local.stack_files import stack_file
-from isthmus.sites.node.rank_stacks import look_at
+from isthmus.sites.node.rank_stacks import RankStack, look_at
+from isthmus.sites.worker.exchange import bucket_pipeline
 from tests.fakes.waiting import wait_for
 
 LIMITS = StallLimits(least_s=5.0, rounds=3, first_s=60.0)
@@ -154,6 +155,12 @@ def test_a_rank_says_where_it_hangs_and_one_that_is_stopped_is_told_as_stopped(
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_rank_that_waits_for_results_waits_for_other_ranks(tmp_path: Path) -> None:
+    """Its main thread is in the pipeline then, wherever that file lies."""
+    frame = f"wait_finished ({bucket_pipeline.__file__}:194)"
+    assert RankStack(False, ("wait (threading.py:331)", frame), tmp_path).is_in_collective
 
 
 def test_a_rank_without_a_file_is_left_alone(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class Spread:
     largest: Floats
     """By tensor."""
     count: int = 0
-    """Of how many differences; few of them say nothing yet."""
+    """Number of differences that the spread is from; few of them say nothing yet."""
 
     @property
     def limits(self) -> Floats:
@@ -83,7 +83,7 @@ class Computed:
     hashes: tuple[tuple[int, ...], tuple[int, ...]]
     """xxh3-64 of each tensor's gradient, each time; 0: it has none."""
     sketch: Floats
-    """Of the second time: float32[tensors, SKETCH_NUMEL]."""
+    """Sketches of the second computation: float32[tensors, SKETCH_NUMEL]."""
     spread: Spread
 
     @property

@@ -26,7 +26,7 @@ from isthmus.sites.worker.exchange.tensor_hashes import hash_of
 SAMPLE_BYTES = 32 << 20
 """The most that a sample may take: it goes to all ranks of all sites."""
 _SENT_BUFFER_BYTES = 1 << 20
-"""Of a larger buffer only the hash is sent: who has another one cannot compute the same."""
+"""Only the hash of a larger buffer is sent: a rank with another one cannot compute the same."""
 _KEPT = (list, dict, set)
 """Attributes of modules that are put back as they were if a forward pass changes them in place."""
 
