@@ -123,7 +123,7 @@ class GradientCheck:
         num_tensors = 0 if self._replay is None else len(self._replay.names)
         self._spread = Spread(np.zeros(num_tensors, dtype=np.float32))
         self._sample = b""
-        """The sample of this step, if it is this rank's turn; empty: it is not, or none is there."""
+        """The sample of this step, if it is this rank's turn; empty: there is none."""
         self._has_looked = False
         """In this step."""
         self._noted: set[str] = set()
