@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 WHATS = (
-    *("checkpoint_stall", "codecs", "convergence", "gateways", "gpu"),
-    *("memory", "planner", "predictions", "regimes", "ring"),
+    *("checkpoint_stall", "codecs", "convergence", "gateways"),
+    *("gpu", "planner", "predictions", "regimes"),
 )
 
 

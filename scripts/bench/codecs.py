@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +30,6 @@ from isthmus.sites.trainer.learning import make_optimizer, take_step
 from isthmus.sites.worker.exchange.device_codecs import DEVICE_CODECS
 from isthmus.sites.worker.exchange.shard_encoder import ShardEncoder
 from isthmus.topology.spec.job import Trainer
-from scripts.bench.timing import best_s
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -97,3 +97,12 @@ def row(codec: Codec, chunks: list[Floats], seconds: float) -> list[str]:
         works.append(encoding_by_torch(codec.name, torch.from_numpy(values.copy())))
     speeds = [f"{values.nbytes / best_s(work, seconds) / 1e9:.2f}" for work in works]
     return [f"{meant.nbytes / sum(map(len, payloads)):.3f}", f"{error:.5f}", *speeds]
+
+
+def best_s(work: Callable[[], object], seconds: float) -> float:
+    """Return the shortest of as many calls as fit into `seconds`."""
+    best, end_s = float("inf"), time.perf_counter() + seconds
+    while (began_s := time.perf_counter()) < end_s:
+        work()
+        best = min(best, time.perf_counter() - began_s)
+    return best

@@ -3,7 +3,7 @@
 The link is free: both sites are here, and nothing is emulated. So a step is longer than without
 exchange by what the exchange itself costs, and by how little of it is hidden. Figures are medians
 over the last half of each run's steps; for diloco means, as few of these exchange. On a machine
-without an accelerator, --small shows that it works. The last rows are those of `ring`.
+without an accelerator, --small shows that it works.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import statistics
 from typing import Any
 
 from isthmus.protos import metrics
-from scripts.bench import ring
 from scripts.bench.launched import launched, of_kind
 
 CONFIGURATIONS = {
@@ -51,7 +50,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what may be asked for."""
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--small", action="store_true", help="a tiny model, on CPUs")
-    parser.add_argument("--precision", choices=[*ring.TOLERANCE], default="bf16", help="of `ring`")
     parser.add_argument("--accelerator", default="h200", help="as topologies name it")
     parser.add_argument("--only", default="", help="configurations whose names have this in them")
 
@@ -71,9 +69,6 @@ def run(options: argparse.Namespace) -> int:
         average = statistics.fmean if "diloco" in name else statistics.median
         parts = [average(each[key] for each in late) for key in PARTS]
         print(f"{name:16}" + "".join(f"{each:8.3f}s" for each in parts), flush=True)
-    if options.only in "ring":
-        print("\nsequences that are cut over two ranks:")
-        status = ring.run(options) or status
     return status
 
 

@@ -19,10 +19,9 @@ from isthmus.sites.trainer.learning import learn_from, sequences
 from isthmus.sites.trainer.ring import check_can_cut, cut_sequences
 from isthmus.topology.documents.load import load_job
 from isthmus.topology.spec.errors import ConfigError
-from scripts.bench.ring import RANKS
 from tests.fakes import host_ring
 from tests.fakes.gateways import FakeGateways
-from tests.fakes.ranks import JOB, results, run_ranks
+from tests.fakes.ranks import JOB, run_ranks
 from tests.sites import trainer_programs as programs
 from tests.sites.test_layout_properties import as_rank
 from tests.sites.test_trainer_layouts import DEEP, EXPERTS, LAYOUTS, UNTIED, check
@@ -72,23 +71,11 @@ def test_on_a_card_it_learns_what_one_process_does(
     tmp_path: Path, settings: tuple[str, ...], tolerance: float
 ) -> None:
     """Two NCCL ranks, on one card if need be."""
-    assert RANKS == 2
     long = "trainer.model.context=256"
     cut = "{context: 2, zero_stage: 1, micro_batch: 2}"
     check(
         tmp_path, [cut], (*settings, long), programs.train_in_a_ring_on_a_card, tolerance=tolerance
     )
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-@pytest.mark.exhaustive
-def test_the_benchmark_finds_the_same_loss_of_both_cuts(tmp_path: Path) -> None:
-    codes = run_ranks(tmp_path, [tmp_path], [RANKS], programs.measure_cuts)
-    assert set(codes.values()) == {0}
-    for found in results(tmp_path).values():
-        assert len({round(each["loss"], 4) for each in found.values()}) == 1
-        assert len(found) == 2
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])

@@ -15,10 +15,7 @@ import torch.distributed as dist
 from isthmus.sites.trainer.__main__ import main
 from isthmus.sites.worker.api import joining
 from isthmus.topology.documents.load import load_job
-from isthmus.topology.spec.job import Trainer
 from isthmus.topology.spec.run_spec import RunSpec
-from scripts.bench.ring import CUTS, RANKS, SMALL, take_card
-from scripts.bench.ring import train as train_cut
 from tests.fakes import host_ring
 from tests.fakes.ranks import JOB as JOB_TEXT
 
@@ -60,22 +57,9 @@ def train_in_a_ring(folder: Path, name: str) -> None:
 
 def train_in_a_ring_on_a_card(folder: Path, name: str) -> None:
     """Train over NCCL with the settings of the folder; both ranks may share one card."""
-    vars(joining)["choose_device"] = partial(take_card, int(os.environ["RANK"]))
+    vars(joining)["choose_device"] = partial(_take_card, int(os.environ["RANK"]))
     settings = (folder / "settings.txt").read_text().splitlines()
     _run(folder, (*JOB, *settings), backend="nccl")
-
-
-def measure_cuts(folder: Path, name: str) -> None:
-    """What `python -m scripts.bench ring` measures, on the host."""
-    host_ring.allow()
-    rank = int(os.environ["RANK"])
-    store = f"file://{os.environ['TEST_STORE']}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
-    config = Trainer(model=SMALL, steps=2, global_batch=4, micro_batch=2)
-    host = torch.device("cpu")
-    found = {cut: train_cut(rank, host, each, config) for cut, each in CUTS.items()}
-    torch.save(found, folder / f"{name}.pt")
-    dist.destroy_process_group()
 
 
 def train_other_text(folder: Path, name: str) -> None:
@@ -103,6 +87,20 @@ def train_modelled(folder: Path, _: str) -> None:
 def train_each_site_by_itself(folder: Path, _: str) -> None:
     """No exchange between sites."""
     _run(folder, (*JOB, "exchange.schedule=off"))
+
+
+def _take_card(rank: int) -> torch.device:
+    """Take a card of this rank's own, or share the only one.
+
+    NCCL has no two ranks on one card of a host: so each says that it has a host for itself.
+    """
+    if torch.cuda.device_count() < int(os.environ["WORLD_SIZE"]):
+        os.environ["NCCL_HOSTID"] = f"rank-{rank}"
+        os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+        rank = 0
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    return device
 
 
 def _run(folder: Path, overrides: tuple[str, ...], *, backend: str = "gloo") -> None:
