@@ -47,7 +47,8 @@ from isthmus.orchestrator.evidence.bench.allreduce_bench import (
 from isthmus.orchestrator.evidence.bench.allreduce_conditions import Conditions, varying_script
 from isthmus.orchestrator.evidence.bench.bench_tables import allreduce_tables
 from isthmus.orchestrator.run_folder.home import new_run_id
-from isthmus.topology.spec.job import CODECS, TREES
+from isthmus.topology.spec.codec_names import CODECS
+from isthmus.topology.spec.job import TREES
 from isthmus.topology.spec.units import format_size, parse_size
 from isthmus.topology.spec.world import Topology
 

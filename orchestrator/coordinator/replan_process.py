@@ -25,9 +25,10 @@ from isthmus.topology.planner.switch import (
     on_best_rung,
     relaunched_s,
 )
+from isthmus.topology.spec.codec_names import rungs
 from isthmus.topology.spec.epoch import Epoch
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.job import Job, Placed, Reduction, rungs
+from isthmus.topology.spec.job import Job, Placed, Reduction
 from isthmus.topology.spec.json_fields import read_json, to_json
 from isthmus.topology.spec.measured_links import with_measured
 from isthmus.topology.spec.reduction_plan import among, has_same_turns

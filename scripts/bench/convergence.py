@@ -47,7 +47,8 @@ from isthmus.sites.trainer.learning import (
     token_losses,
 )
 from isthmus.sites.worker.data.data_positions import Positions
-from isthmus.topology.spec.job import CODECS, Exchange, Model, Optimizer, Trainer
+from isthmus.topology.spec.codec_names import CODECS
+from isthmus.topology.spec.job import Exchange, Model, Optimizer, Trainer
 from isthmus.topology.spec.reduction_plan import ReductionPlan, star
 
 SHARES = ((0, 10), (10, 16))

@@ -19,7 +19,7 @@ from isthmus.protos.errors import NonFiniteError
 from isthmus.sites.codecs.codec import Codec, Floats
 from isthmus.sites.codecs.registry import BY_NAME, EXACT
 from isthmus.sites.local.chunk_grid import grid
-from isthmus.topology.spec.job import CODECS
+from isthmus.topology.spec.codec_names import CODECS
 from isthmus.topology.spec.reduction_plan import ReductionPlan
 from tests.fakes.exchanges import Exchanges
 from tests.fakes.reductions import BUCKET, Reference

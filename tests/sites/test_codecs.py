@@ -17,8 +17,8 @@ from isthmus.sites.codecs import zstd_guard
 from isthmus.sites.codecs.codec import Codec, Floats
 from isthmus.sites.codecs.registry import BY_NAME, codec_named
 from isthmus.topology.documents.load import load_job
+from isthmus.topology.spec.codec_names import CODECS
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.job import CODECS
 
 ALL = pytest.mark.parametrize("codec", BY_NAME.values(), ids=BY_NAME.keys())
 ROUNDING = ("fp32", "bf16", "split", "bf16-split")

@@ -12,8 +12,9 @@ from isthmus.topology.planner.reductions import named
 from isthmus.topology.simulator.settings import Settings
 from isthmus.topology.simulator.simulation import link_loads
 from isthmus.topology.simulator.step_work import step_work
+from isthmus.topology.spec.codec_names import CODECS
 from isthmus.topology.spec.hashing import config_hash
-from isthmus.topology.spec.job import CODECS, Exchange, Job, LinkCodec, Reduction
+from isthmus.topology.spec.job import Exchange, Job, LinkCodec, Reduction
 from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, star
 from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.codec_costs import COSTS, GATEWAY_BYTES_PER_S, RATIOS, usual_ratio

@@ -13,7 +13,8 @@ from isthmus.topology.model.step_model import step_time
 from isthmus.topology.planner.reductions import menu
 from isthmus.topology.planner.search import simulated, step_of
 from isthmus.topology.planner.switch import best_switch, on_best_rung, relaunched_s
-from isthmus.topology.spec.job import Exchange, Job, LinkCodec, Placed, Reduction, rungs
+from isthmus.topology.spec.codec_names import rungs
+from isthmus.topology.spec.job import Exchange, Job, LinkCodec, Placed, Reduction
 from isthmus.topology.spec.measured_links import LinkFigures, with_measured
 from isthmus.topology.spec.regime import regime_of
 from isthmus.topology.spec.world import Topology

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Annotated
 
-from pydantic import Field, PlainValidator
+from pydantic import Field
 
 from isthmus.topology.models.topology_model import AcceleratorModel
 from isthmus.topology.spec.expected_devices import OWN_NAMES
 from isthmus.topology.spec.suggest import did_you_mean, one_of
 from isthmus.topology.spec.world import Accelerator
-from isthmus.topology.text.validation import Name, Strict, Text, validate, version_one
+from isthmus.topology.spec.yaml_keys import Name, Text, Version
+from isthmus.topology.spec.yaml_models import Strict
+from isthmus.topology.text.validation import validate
 from isthmus.topology.text.yaml_document import read_document
 
 _FILE = "accelerators.yaml"
@@ -27,7 +29,7 @@ class _EntryModel(AcceleratorModel):
 class _CatalogueModel(Strict):
     """The whole catalogue file."""
 
-    version: Annotated[int, PlainValidator(version_one)]
+    version: Version
     accelerators: Annotated[dict[Name, _EntryModel], Field(min_length=1)]
 
 

@@ -24,7 +24,9 @@ from isthmus.topology.faults.script import (
 from isthmus.topology.spec.suggest import did_you_mean, one_of, shown
 from isthmus.topology.spec.units import DURATION, format_duration, parse_duration
 from isthmus.topology.spec.world import Topology
-from isthmus.topology.text.validation import Duration, Loss, Rate, Strict, validate, version_one
+from isthmus.topology.spec.yaml_keys import Duration, Loss, Rate, Version
+from isthmus.topology.spec.yaml_models import Strict
+from isthmus.topology.text.validation import validate
 from isthmus.topology.text.yaml_document import Document, Path, read_with_overrides
 
 MAX_FAULTS = 1000
@@ -124,7 +126,7 @@ class FaultModel(Strict):
 class FaultsModel(Strict):
     """A fault script: what happens to the emulated WAN, and when."""
 
-    version: Annotated[int, PlainValidator(version_one), WithJsonSchema({"const": 1})]
+    version: Version
     seed: Annotated[int, Field(ge=0, lt=1 << 63, description="Of every time that is drawn.")] = 0
     faults: Annotated[list[FaultModel], Field(min_length=1, max_length=MAX_FAULTS)]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from datetime import datetime
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
@@ -30,7 +30,7 @@ from isthmus.topology.spec.world import (
     Tls,
 )
 from isthmus.topology.spec.world import Queue as LinkQueue
-from isthmus.topology.text.validation import (
+from isthmus.topology.spec.yaml_keys import (
     Compute,
     Count,
     Distance,
@@ -45,13 +45,12 @@ from isthmus.topology.text.validation import (
     Rate,
     Share,
     Size,
-    Strict,
     Text,
+    Version,
     Word,
     choice,
-    default,
-    version_one,
 )
+from isthmus.topology.spec.yaml_models import Strict
 
 MAX_SITES = 64
 MAX_RANKS_PER_NODE = 128
@@ -217,6 +216,11 @@ CONGESTION: tuple[str, ...] = get_args(Congestion)
 Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"]
 
 
+def default(text: str, description: str) -> Any:  # noqa: ANN401 - any field takes it
+    """Return a field's default in the user's spelling, so that the schema shows it that way."""
+    return Field(default=text, description=description)
+
+
 class LocationModel(Strict):
     """Where a site is, in degrees: gives distances, and so latencies."""
 
@@ -229,7 +233,7 @@ class AcceleratorModel(Strict):
 
     peak: Annotated[dict[Dtype, Compute], Field(min_length=1)]
     memory: Size
-    mfu: Share = default(f"{MFU:.0%}", "Model FLOPs utilisation that a step reaches.")
+    mfu: Share = default(f"{MFU:.0%}", description="Model FLOPs utilisation that a step reaches.")
     price: PricePerHour | None = None
 
 
@@ -326,7 +330,7 @@ class WanModel(Strict):
 class LauncherModel(Strict):
     """How `isthmus up` starts the site's agent. `launch` alone starts all on this machine."""
 
-    kind: Annotated[str, *choice(LAUNCHERS, later=("agent", "kubernetes"))] = "local"
+    kind: Annotated[str, choice(LAUNCHERS, later=("agent", "kubernetes"))] = "local"
     host: Annotated[
         Host | None,
         Field(description="ssh: the machine. slurm: where srun is; none: on this machine."),
@@ -452,7 +456,7 @@ class LinkModel(Strict):
     distance: Annotated[
         Distance | None, Field(description="On the map; gives an RTT when none is known.")
     ] = None
-    jitter: Duration = default("0s", "Most that the delay of one direction varies.")
+    jitter: Duration = default("0s", description="Most that the delay of one direction varies.")
     loss: Loss = 0.0
     egress: PricePerByte | None = None
     max_flows: Annotated[Count | None, Field(description="TCP connections at most.")] = None
@@ -475,7 +479,9 @@ class CoordinatorModel(Strict):
     """Where the control plane runs."""
 
     site: Annotated[str | None, Field(description="The site that hosts it.")] = None
-    bind: Bind = default(f"{LOOPBACK}:0", "Where it listens; port 0 lets the system choose.")
+    bind: Bind = default(
+        f"{LOOPBACK}:0", description="Where it listens; port 0 lets the system choose."
+    )
     address: Annotated[
         Bind | None,
         Field(description="Where others dial it, where that is not what it binds."),
@@ -486,10 +492,11 @@ class FailureModel(Strict):
     """When something counts as failed."""
 
     detect_within: PositiveDuration = default(
-        "15s", "A dead process or a silent path is noticed within this."
+        "15s", description="A dead process or a silent path is noticed within this."
     )
     ride_out: PositiveDuration = default(
-        "10min", "An outage of this length is waited out where too few sites are left."
+        "10min",
+        description="An outage of this length is waited out where too few sites are left.",
     )
     stall_within: Annotated[
         PositiveDuration | None,
@@ -499,7 +506,7 @@ class FailureModel(Strict):
         ),
     ] = None
     coordinator_within: PositiveDuration = default(
-        "1h", "Sites go on without a coordinator for this long."
+        "1h", description="Sites go on without a coordinator for this long."
     )
     min_sites: Annotated[Count, Field(description="The fewest sites that a run goes on with.")] = 1
     max_restarts: Annotated[
@@ -518,11 +525,11 @@ class FailureModel(Strict):
         ),
     ] = 0.5
     start_within: PositiveDuration = default(
-        "120s", "Every site is up within this, or all are rolled back."
+        "120s", description="Every site is up within this, or all are rolled back."
     )
     on_script_error: Annotated[
         str,
-        *choice(SCRIPT_ERRORS),
+        choice(SCRIPT_ERRORS),
         Field(
             description="What becomes of a run whose script fails at one site: end, or go_on "
             "without that site, which then comes back as after an outage."
@@ -530,7 +537,7 @@ class FailureModel(Strict):
     ] = "end"
     on_early_end: Annotated[
         str,
-        *choice(EARLY_ENDS),
+        choice(EARLY_ENDS),
         Field(
             description="What becomes of a run where the script of one site ends while others go "
             "on: they go_on without that site, or it ends."
@@ -566,7 +573,7 @@ class SecurityModel(Strict):
 
     mode: Annotated[
         str,
-        *choice(SECURITY_MODES),
+        choice(SECURITY_MODES),
         Field(description="mtls: certificates. insecure: no TLS, and so loopback addresses only."),
     ] = "insecure"
     ca: Annotated[
@@ -616,7 +623,7 @@ class EmulationModel(Strict):
 class TopologyModel(Strict):
     """A topology file: sites, and the WAN between them."""
 
-    version: Annotated[int, PlainValidator(version_one), WithJsonSchema({"const": 1})]
+    version: Version
     name: Name
     accelerators: dict[Name, AcceleratorModel] = Field(
         default_factory=dict,
@@ -630,5 +637,5 @@ class TopologyModel(Strict):
     emulate: bool = Field(
         default=False, description="Put an emulated WAN between the sites, on this machine."
     )
-    emulator: Annotated[str, *choice(EMULATORS)] = "auto"
+    emulator: Annotated[str, choice(EMULATORS)] = "auto"
     emulation: EmulationModel = Field(default_factory=EmulationModel)

@@ -14,7 +14,8 @@ from isthmus.topology.model.step_model import StepModel
 from isthmus.topology.planner.cuts import parallel_of
 from isthmus.topology.planner.reductions import Candidate
 from isthmus.topology.planner.spreads import Split
-from isthmus.topology.spec.job import CODECS, Exchange, Job, LinkCodec, Placed
+from isthmus.topology.spec.codec_names import CODECS
+from isthmus.topology.spec.job import Exchange, Job, LinkCodec, Placed
 from isthmus.topology.spec.reduction_plan import ReductionPlan, shape_of
 from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.codec_costs import RELATIVE_ERRORS, usual_ratio

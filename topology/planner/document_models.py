@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import Field
 
-from isthmus.topology.models.job_model import (
+from isthmus.topology.spec.codec_names import CODECS
+from isthmus.topology.spec.job import (
+    BUCKET,
+    CHANNELS,
+    CHUNK,
     LINK_CODECS_MAX,
-    Bucket,
-    Channels,
-    Chunk,
-    LinkCodecModel,
-    PlacedModel,
-    ReductionModel,
+    LinkCodec,
+    Placed,
+    Reduction,
 )
-from isthmus.topology.models.regime_model import RegimeModel
-from isthmus.topology.spec.job import CODECS
-from isthmus.topology.text.validation import Count, Number, Strict, Text, choice, version_one
+from isthmus.topology.spec.regime import Regime
+from isthmus.topology.spec.yaml_keys import Count, NotNegative, Text, Version, choice
+from isthmus.topology.spec.yaml_models import Strict
 
-Seconds = Annotated[Number, Field(ge=0)]
-Share = Annotated[Number, Field(ge=0)]
-Dollars = Annotated[Number, Field(ge=0)]
+Seconds = NotNegative
+Share = NotNegative
+Dollars = NotNegative
 
 
 class MadeForModel(Strict):
@@ -34,24 +35,24 @@ class MadeForModel(Strict):
 class DecidedExchangeModel(Strict):
     """The decisions on how gradients cross."""
 
-    codec: Annotated[str, *choice(CODECS)]
-    codecs: Annotated[list[LinkCodecModel], Field(max_length=LINK_CODECS_MAX)] = Field(
+    codec: Annotated[str, choice(CODECS)]
+    codecs: Annotated[list[LinkCodec], Field(max_length=LINK_CODECS_MAX)] = Field(
         default_factory=list
     )
     """Codecs of links that have their own; empty: those of the job."""
-    chunk: Chunk
-    bucket: Bucket
-    channels_per_link: Channels
+    chunk: Annotated[int, CHUNK]
+    bucket: Annotated[int, BUCKET]
+    channels_per_link: Annotated[int | None, CHANNELS]
 
 
 class DecisionsModel(Strict):
     """The decisions that a launch with this plan carries out."""
 
-    placement: Annotated[list[PlacedModel], Field(min_length=1)]
+    placement: Annotated[list[Placed], Field(min_length=1)]
     exchange: DecidedExchangeModel
-    reduction: ReductionModel
+    reduction: Reduction
     micro_batch: Count | None = None
-    regime: RegimeModel | None = None
+    regime: Regime | None = None
 
 
 class PredictedModel(Strict):
@@ -159,7 +160,7 @@ class InputModel(Strict):
 class PlanFileModel(Strict):
     """A plan file."""
 
-    version: Annotated[int, PlainValidator(version_one), WithJsonSchema({"const": 1})]
+    version: Version
     made_for: MadeForModel
     decisions: DecisionsModel
     predicted: PredictedModel

@@ -10,13 +10,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from isthmus.topology.faults.loading import FaultsModel
-from isthmus.topology.models.job_model import JobModel
 from isthmus.topology.models.topology_model import TopologyModel
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.yaml_models import model_of
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMAS: dict[str, type[BaseModel]] = {
     "topology": TopologyModel,
-    "job": JobModel,
+    "job": model_of(Job),
     "faults": FaultsModel,
 }
 """The models that check documents, by document kind."""

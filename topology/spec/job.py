@@ -1,57 +1,59 @@
-"""A training job as the rest of isthmus sees it.
+"""A training job: what a user writes of it, and what the rest of isthmus sees. Frozen."""
 
-Made from YAML by topology/documents/load.py; frozen.
-"""
-
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Self
 
+from isthmus.topology.spec.batch_rule import ON_FEWER_SITES, RATES
+from isthmus.topology.spec.codec_names import CODECS, RUNGS
 from isthmus.topology.spec.exporters import Exporters
-from isthmus.topology.spec.job_environment import Variable
+from isthmus.topology.spec.job_environment import (
+    VARIABLES_MAX,
+    Variable,
+    VariableName,
+    VariableValue,
+)
 from isthmus.topology.spec.json_fields import IF_USED, IN_USE, REQUIRED
 from isthmus.topology.spec.plan_wishes import PlanWishes
-from isthmus.topology.spec.regime import Regime
+from isthmus.topology.spec.reduction_plan import TREES_MAX, WEIGHT_MAX
+from isthmus.topology.spec.regime import KINDS, Regime
 from isthmus.topology.spec.site_data import SiteData
+from isthmus.topology.spec.suggest import one_of, shown
+from isthmus.topology.spec.units import (
+    DURATION,
+    format_duration,
+    format_size,
+    parse_duration,
+)
 from isthmus.topology.spec.workload import DescribedModel, Parallel
+from isthmus.topology.spec.yaml_keys import (
+    Argument,
+    BelowOne,
+    Bounds,
+    Count,
+    Key,
+    KeyedError,
+    Name,
+    NotNegative,
+    Number,
+    Positive,
+    PositiveDuration,
+    Read,
+    Section,
+    Share,
+    Short,
+    Size,
+    Text,
+    Unwritten,
+    WrittenAs,
+    choice,
+    float32_size,
+    number_or,
+)
 
 ON_SAME_DATA = ("refuse", "warn")
 ON_CORRUPTION = ("stop", "drop")
-
-CODECS = (
-    "fp32",
-    "bf16",
-    "split",
-    "bf16-split",
-    "int8",
-    "int8-zstd",
-    "int4",
-    "int4-zstd",
-    "fp8",
-    "fp8-zstd",
-    "topk",
-    "topk-zstd",
-    "topk2",
-)
-"""The codecs for gradient chunks; sites/codecs implements them, docs/codecs.md compares them.
-
-`fp32` and `bf16` are plain; `split` is fp32 cut into byte planes, each under zstd: lossless;
-`bf16-split` rounds to bf16, then compresses the plane with the exponents. `int8`, `int4` and `fp8`
-(e4m3) give each block of 128 elements a scale; `topk` sends the largest one in a hundred,
-`topk2` 64 of each 4096 with two bits for each value. With `-zstd`, what compresses is compressed.
-"""
-
-RUNGS = ("fp32", "split", "bf16", "bf16-split", "int8", "int4")
-"""The codecs that a running job may go over to, as its links narrow and widen: the most exact, then
-the largest first."""
-
-
-def rungs(own: str, least_exact: str) -> tuple[str, ...]:
-    """Return the codecs that a run may have: from its own down to the least exact one.
-
-    Both are of RUNGS, and `own` is not below `least_exact`.
-    """
-    return RUNGS[RUNGS.index(own) : RUNGS.index(least_exact) + 1]
-
 
 TREES = ("auto", "gather", "star", "ring", "hierarchy")
 """The forms of reduction trees: which site sums what (topology/trees/tree_choice.py,
@@ -72,241 +74,384 @@ need (topology/spec/compute.py); tensors and communication are real, and nothing
 TRAINED_IN = ("fp32", "bf16")
 """The formats that the shipped trainer's layers compute with."""
 
+EXACT_MAX = 64
+"""Limit on patterns of parameter names in a job."""
+LINK_CODECS_MAX = 1000
+"""Limit on links with their own codecs."""
+CHANNELS_MAX = 32
+"""Limit on the connections per link in a job."""
+PROBE_CONNECTIONS_MAX = 32
+"""Limit on parallel connections when a link is measured."""
+KEEP_MAX = 10_000
+"""Limit on kept checkpoints."""
+DATA_MAX = 100
+"""Limit on the files that a job wants at its sites."""
+
+CHUNK = float32_size(64 << 10, 16 << 20)
+"""The size of a chunk. It is one frame of protos/frame.py, whose payload ends below 17 MiB: 16 MiB
+leaves room for any codec's overhead. Under 64 KiB the cost of a message outweighs its bytes."""
+BUCKET = float32_size(64 << 10, 1 << 30)
+CHANNELS = number_or("auto", CHANNELS_MAX, None)
+EverySteps = Annotated[int, Bounds(ge=0, le=1_000_000)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkCodec:
-    """The codec of one link, both ways, with names of sites (see topology/trees/link_codecs.py)."""
+class LinkCodec(Section):
+    """The codec of one link."""
 
-    between: tuple[str, str]
-    codec: str
+    between: tuple[Text, Text]
+    """Two sites; both ways alike."""
+    codec: Annotated[str, choice(CODECS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """The settings of how gradients cross the WAN."""
+class Exchange(Section):
+    """How gradients cross the WAN."""
 
-    codec: str = "split"
-    codecs: tuple[LinkCodec, ...] = ()
-    """The codecs of links that have one of their own (topology/trees/link_codecs.py)."""
-    exact: tuple[str, ...] = ()
-    """Patterns of parameter names whose gradients cross as fp32, like those of one dimension."""
+    codec: Annotated[str, choice(CODECS)] = "split"
+    codecs: Annotated[tuple[LinkCodec, ...], Bounds(max_length=LINK_CODECS_MAX)] = ()
+    """Of links that have their own: a tree takes the smallest of its links'."""
+    exact: Annotated[tuple[Text, ...], Bounds(max_length=EXACT_MAX)] = ()
+    """Patterns of parameters' names, as '*norm*': their gradients are not rounded, nor are those
+    of one dimension."""
     error_feedback: bool = True
-    """Whether a lossy codec's loss on a gradient is added to the next one."""
-    error_feedback_decay: float = field(default=1.0, metadata=IN_USE)
-    """Factor on that loss in each round, above 0, up to 1."""
-    non_finite: str = "carry"
-    """One of NON_FINITE."""
-    chunk_bytes: int = 1 << 20
-    """Bytes of a chunk in float32, before the codec."""
-    is_cut: bool = field(default=False, compare=False)
+    """Add what a lossy codec loses of a gradient to the next one."""
+    error_feedback_decay: Annotated[float, Bounds(allow_inf_nan=False, gt=0, le=1)] = field(
+        default=1.0, metadata=IN_USE
+    )
+    """Factor on what is added, in each round: 0.95, say."""
+    non_finite: Annotated[str, choice(NON_FINITE)] = "carry"
+    """A NaN or an infinity among the gradients crosses unchanged, or ends the run."""
+    chunk_bytes: Annotated[int, Key("chunk"), CHUNK] = 1 << 20
+    """Of float32, before the codec: 64KiB to 16MiB. Unit of checksums, scheduling and
+    reduction."""
+    is_cut: Annotated[bool, Unwritten] = field(default=False, compare=False)
     """Whether chunks have exactly that size, whatever the links are like. Planning again sets it,
-    for a run that goes on keeps its chunks; users cannot."""
-    channels_per_link: int | None = None
-    """The exact number of TCP connections between each two gateways; None: as many as links and
-    their losses take."""
-    bucket_bytes: int = 4 << 20
-    """Bytes of a DDP bucket in float32, in the shipped trainer."""
-    window_bytes: int | None = None
-    """Unacknowledged bytes for each peer; None: derived from bandwidth times RTT."""
-    schedule: str = "overlap"
+    for a run that goes on keeps its chunks."""
+    channels_per_link: Annotated[int | None, CHANNELS] = None
+    """TCP connections between each two gateways, exactly so many; auto: what fills the link, and
+    more where packets are lost, up to the link's max_flows."""
+    bucket_bytes: Annotated[int, Key("bucket"), BUCKET] = 4 << 20
+    """Of float32 a DDP bucket, in the shipped trainer."""
+    window_bytes: Annotated[Size | None, Key("window")] = None
+    """Unacknowledged bytes a peer; else from bandwidth times RTT."""
+    schedule: Annotated[str, choice(SCHEDULES)] = "overlap"
+
+    def check(self) -> None:
+        """Refuse a window below a chunk, and a decay of nothing."""
+        if self.window_bytes is not None and self.window_bytes < self.chunk_bytes:
+            raise KeyedError("window", f"want at least the chunk, {format_size(self.chunk_bytes)}")
+        if self.error_feedback_decay != 1 and not self.error_feedback:
+            raise KeyedError("error_feedback_decay", "has no use without error_feedback: want 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedTree:
-    """A reduction tree as a job writes it, with names of sites (see topology/trees/named_trees.py).
+class NamedTree(Section):
+    """One reduction tree over all sites."""
 
-    Sites by name; topology/trees/named_trees.py checks them.
-    """
-
-    root: str
-    parents: Mapping[str, str]
-    """The site that each site but the root sends its sum to."""
-    weight: int = 1
-    """The tree's share of the chunks, relative to the other trees."""
-    down: Mapping[str, str] | None = None
-    """The site that each site but the root has the result from; None: the one that it sends to."""
+    root: Text
+    """The site that forms the whole sum."""
+    parents: Annotated[Mapping[str, Text], Bounds(min_length=1)]
+    """Whom each other site sends its sum to."""
+    weight: Annotated[int, Bounds(ge=1, le=WEIGHT_MAX)] = 1
+    """Share of the chunks, relative to the other trees."""
+    down: Annotated[Mapping[str, Text], Bounds(min_length=1)] | None = None
+    """Whom each other site has the result from; else whom it sends to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reduction:
-    """The settings of the reduction: which sites sum, and where."""
+class Reduction(Section):
+    """Which sites sum, and where."""
 
-    tree: str = "auto"
+    tree: Annotated[str, choice(TREES)] = "auto"
     hub: str | None = None
-    """The star's centre; None: chosen by bandwidth."""
-    groups: tuple[tuple[str, ...], ...] = ()
-    """Groups of sites near each other, for a hierarchy; empty: found by their round trips."""
-    trees: tuple[NamedTree, ...] = ()
-    """The exact trees to use instead of a form; empty: as the form says."""
+    """The star's centre."""
+    groups: tuple[Annotated[tuple[Text, ...], Bounds(min_length=1)], ...] = ()
+    """Of a hierarchy: sites near each other; by their round trips when absent."""
+    trees: Annotated[tuple[NamedTree, ...], Bounds(max_length=TREES_MAX)] = ()
+    """Instead of a form: exactly these, each over all sites."""
+
+    def check(self) -> None:
+        """Refuse keys that the form has no use for."""
+        if self.hub is not None and self.tree not in ("auto", "star"):
+            raise KeyedError("hub", f"has no use with tree: {self.tree}")
+        if self.groups and self.tree != "hierarchy":
+            raise KeyedError("groups", f"has no use with tree: {self.tree}; want tree: hierarchy")
+        if self.trees and (self.tree != "auto" or self.hub is not None):
+            other = "hub" if self.hub is not None else f"tree: {self.tree}"
+            raise KeyedError("trees", f"has no use with {other}: the trees say it all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """The shape of the byte-level GPT that ships."""
+class Model(Section):
+    """Shape of the byte-level GPT that ships."""
 
-    layers: int = 4
-    heads: int = 4
-    width: int = 128
-    context: int = 128
+    layers: Annotated[int, Bounds(ge=1, le=256)] = 4
+    heads: Annotated[int, Bounds(ge=1, le=256)] = 4
+    width: Annotated[int, Bounds(ge=1, le=65536)] = 128
+    """A multiple of heads."""
+    context: Annotated[int, Bounds(ge=1, le=1 << 20)] = 128
+    """Bytes a sequence."""
     tied: bool = True
-    """Whether the embedding is the output matrix too; a pipeline wants False."""
-    experts: int = 1
+    """The embedding is the output matrix too; a pipeline wants false."""
+    experts: Annotated[int, Bounds(ge=1, le=1024)] = 1
     """MLPs of a layer."""
-    active_experts: int = 1
-    """MLPs that each token passes through."""
+    active_experts: Annotated[int, Bounds(ge=1)] = 1
+    """MLPs that a byte passes."""
+
+    def check(self) -> None:
+        """Refuse shapes that do not fit each other."""
+        if self.width % self.heads:
+            raise KeyedError("width", f"want a multiple of heads, {self.heads}; got {self.width}")
+        if self.active_experts > self.experts:
+            raise KeyedError(
+                "active_experts", f"want at most experts, {self.experts}; got {self.active_experts}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
-    """The text that is learnt."""
+class Data(Section):
+    """Which text is learnt."""
 
-    files: tuple[str, ...] = ()
-    """Globs of the text's files; empty: the Python standard library's own sources."""
-    held_out: float = 0.05
-    """Share of the files that is only used to evaluate, 0 to 1."""
-    max_bytes: int = 32 << 20
+    files: tuple[Text, ...] = ()
+    """Globs, relative to this file; none: Python's own standard library."""
+    held_out: Share = 0.05
+    """Share of the files that is only evaluated."""
+    max_bytes: Size = 32 << 20
+    """Of text, at most."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Optimizer:
-    """The settings of AdamW, with linear warm-up and cosine decay."""
-
-    learning_rate: float = 6e-3
-    min_learning_rate: float = 6e-4
-    warmup_steps: int = 20
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    clip_norm: float = 1.0
+    def check(self) -> None:
+        """Refuse to learn nothing."""
+        if self.held_out == 1:
+            raise KeyedError("held_out", "must be less than 100%: nothing would be learnt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trainer:
-    """The settings of the shipped trainer."""
+class Optimizer(Section):
+    """AdamW with linear warm-up and cosine decay."""
 
-    compute: str = "real"
-    steps: int = 150
-    global_batch: int = 48
-    """Sequences of a step, over all sites."""
-    micro_batch: int = 8
+    learning_rate: Positive = 6e-3
+    min_learning_rate: NotNegative = 6e-4
+    warmup_steps: EverySteps = 20
+    weight_decay: NotNegative = 0.1
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.95
+    clip_norm: Positive = 1.0
+
+    def check(self) -> None:
+        """Refuse a rate that grows."""
+        if self.min_learning_rate > self.learning_rate:
+            raise KeyedError(
+                "learning_rate",
+                f"want at least min_learning_rate, {self.min_learning_rate:g}; "
+                f"got {self.learning_rate:g}",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer(Section):
+    """What the shipped trainer does; a script of your own may read it too."""
+
+    compute: Annotated[str, choice(COMPUTES)] = "real"
+    steps: Count = 150
+    global_batch: Count = 48
+    """Sequences a step, over all sites."""
+    micro_batch: Count = 8
     """Sequences that a rank takes through the model at once, at most."""
-    seed: int = 1337
-    evaluate_every: int = 50
-    """Steps between held-out evaluations; one is always made at the end."""
-    evaluation_batches: int = 8
-    precision: str = "fp32"
-    """One of TRAINED_IN: what layers compute with. Parameters and reductions are float32."""
+    seed: Annotated[int, Bounds(ge=0, lt=1 << 63)] = 1337
+    evaluate_every: Count = 50
+    """Steps; one is always made at the end."""
+    evaluation_batches: Count = 8
+    precision: Annotated[str, choice(TRAINED_IN)] = "fp32"
+    """Of layers; parameters, optimizer and reductions are float32."""
     compile: bool = False
-    """Whether blocks are compiled (torch.compile)."""
+    """Compile each block (torch.compile); wants a C++ compiler."""
     offload: bool = False
-    """Whether parameters and optimizer states stay in the host's memory between their uses."""
+    """Parameters and optimizer on the host between uses; for accelerators."""
     model: Model = Model()
     data: Data = Data()
     optimizer: Optimizer = Optimizer()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """The settings of what is kept of a run so that it can go on after everything was killed."""
+_STEPS = re.compile(r"([1-9]\d{0,8}) ?steps?")
 
-    every_steps: int | None = None
+
+def _every(value: object) -> int | float:
+    """Return a number of steps (int), or a duration in seconds (float)."""
+    if isinstance(value, str) and (steps := _STEPS.fullmatch(value)) is not None:
+        return int(steps[1])
+    try:
+        every_s = float(parse_duration(value))
+    except ValueError as error:
+        raise ValueError(
+            f"want steps or a duration, as '100 steps' or 10m; got {shown(value)}"
+        ) from error
+    if every_s <= 0:
+        raise ValueError(f"must be more than 0, got {shown(value)}")
+    return every_s
+
+
+_EVERY_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "pattern": rf"^{_STEPS.pattern}$", "examples": ["100 steps"]},
+        {"type": "string", "pattern": DURATION.pattern, "examples": [DURATION.example]},
+    ]
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint(Section):
+    """What is kept of a run, so that it can go on after everything was killed."""
+
+    every_steps: Annotated[int | None, Unwritten] = None
     """Steps between checkpoints; None: by time."""
-    every_s: float = 600.0
-    """Seconds between checkpoints, where there are no `every_steps`."""
-    keep: int = 3
-    """Number of newest checkpoints that are kept."""
-    to: str = "checkpoints"
-    """A folder or URL that all sites reach; a run has a folder of its own in it."""
-    resume: str | None = None
-    """Folder or URL of a checkpoint to resume from; None: start from scratch."""
+    every_s: Annotated[float, Key("every"), Read(_every, _EVERY_SCHEMA, format_duration)] = 600.0
+    """Steps or time between two, as '100 steps' or 10m."""
+    keep: Annotated[int, Bounds(ge=1, le=KEEP_MAX)] = 3
+    """The newest so many stay."""
+    to: Text = "checkpoints"
+    """A folder, relative to this file, or a URL, that all sites reach."""
+    resume: Text | None = None
+    """The checkpoint to go on from: `launch --resume` sets it."""
+
+    @classmethod
+    def of_keys(cls, **given: Any) -> Self:  # noqa: ANN401 - each field has its type
+        """Return the section; `every` is a number of steps, or seconds."""
+        if isinstance(given.get("every_s"), int):
+            given["every_steps"] = given.pop("every_s")
+        return cls(**given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """The settings of measuring the links, one direction after the other."""
+class Probe(Section):
+    """How the links are measured."""
 
-    connections: tuple[int, ...] = (1, 4, 16)
-    """The numbers of TCP connections side by side that are measured, once each."""
-    echoes: int = 100
-    """Round trips that are timed; fewer where they take too long."""
-    window_s: float = 2.0
-    """Seconds for which bytes are counted, once the flow is steady."""
+    connections: Annotated[
+        tuple[Annotated[int, Bounds(ge=1, le=PROBE_CONNECTIONS_MAX)], ...],
+        Bounds(min_length=1, max_length=8),
+    ] = (1, 4, 16)
+    """TCP connections side by side, in turn."""
+    echoes: Annotated[int, Bounds(ge=10, le=10_000)] = 100
+    """Round trips that are timed."""
+    window_s: Annotated[PositiveDuration, Key("window")] = 2.0
+    """For which bytes are counted: 100ms to 60s."""
+
+    def check(self) -> None:
+        """Refuse a window that tells nothing, or takes for ever."""
+        if not 0.1 <= self.window_s <= 60:
+            raise KeyedError("window", f"want 100ms to 60s, got {format_duration(self.window_s)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """A site that takes part, and its part of the batch."""
+class Placed(Section):
+    """A site that takes part."""
 
-    site: str
-    sequences: int
-    """Sequences of a step, over the site's ranks."""
+    site: Text
+    sequences: Count
+    """Of each step, over all ranks of the site."""
     parallel: Parallel | None = None
-    """The site's cut of the model. The shipped trainer follows it; a script of the user's reads
-    it here. None: replicas, or as the script decides."""
+    """How the site's ranks share the model: `isthmus plan` decides."""
+
+
+def _variables(written: Mapping[str, str]) -> tuple[Variable, ...]:
+    return tuple(Variable(name=name, value=value) for name, value in written.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One training run, before it has an id."""
+class Job(Section):
+    """A job file: one training run."""
 
-    name: str
-    topology: str
-    """Path of the topology file, relative to the job file."""
-    entrypoint: str | None = None
-    """The user's own script, relative to the job file; None: the shipped trainer."""
-    arguments: tuple[str, ...] = ()
-    working_folder: str | None = field(default=None, metadata=REQUIRED)
-    """The folder in which the script runs, relative to the job file; None: the job file's."""
-    env: tuple[Variable, ...] = field(default=(), metadata=REQUIRED)
-    """Environment variables of the ranks, beside those of their machine."""
-    pass_env: tuple[str, ...] = field(default=(), metadata=REQUIRED)
-    """Names of more, which ranks have as they are where the job is launched: in no document."""
-    data: tuple[SiteData, ...] = field(default=(), metadata=IN_USE)
-    """What has to lie at every site before its ranks start."""
+    is_document: ClassVar[bool] = True
+    parts: ClassVar[Mapping[str, str]] = {
+        "verify": "What is compared between sites.",
+        "timeline": "Which steps are kept in detail, for `isthmus report` and `isthmus trace`.",
+        "model": "What reports say of the model; else by its shape, or an estimate.",
+    }
+    name: Name
+    topology: Text
+    """The topology file, relative to this one."""
+    entrypoint: Text | None = None
+    """Your own script, relative to this file; else the shipped trainer."""
+    arguments: tuple[Argument, ...] = ()
+    """For the entrypoint; `launch JOB -- …` adds more."""
+    working_folder: Text | None = field(default=None, metadata=REQUIRED)
+    """The folder in which the entrypoint runs, relative to this file; else this file's own."""
+    env: Annotated[
+        tuple[Variable, ...],
+        WrittenAs(dict[VariableName, VariableValue], _variables),
+        Bounds(max_length=VARIABLES_MAX),
+    ] = field(default=(), metadata=REQUIRED)
+    """Environment variables of all ranks, beside those of their machines."""
+    pass_env: Annotated[tuple[VariableName, ...], Bounds(max_length=VARIABLES_MAX)] = field(
+        default=(), metadata=REQUIRED
+    )
+    """Names of variables, as of secrets, that ranks have as they are where `isthmus launch` is
+    called. Their values are written nowhere."""
+    data: Annotated[tuple[SiteData, ...], Bounds(max_length=DATA_MAX)] = field(
+        default=(), metadata=IN_USE
+    )
+    """What has to lie at every site before ranks start: checked, and fetched once where there is
+    a url."""
     exchange: Exchange = Exchange()
     reduction: Reduction = Reduction()
-    regime: Regime = field(default=Regime(), metadata=IN_USE)
-    verify_every: int = 10
-    """Steps between comparisons of all parameters across sites; 0: never."""
-    same_data: str = "refuse"
-    """One of ON_SAME_DATA: what becomes of a run whose sites train on the same data."""
-    gradients_every: int = field(default=0, metadata=IF_USED)
-    """Steps between those after which all ranks compute one micro-batch and compare gradients; 0:
-    never."""
-    on_corruption: str = field(default="stop", metadata=IF_USED)
-    """One of ON_CORRUPTION: what becomes of a run of which a rank computes wrongly."""
-    timeline_every: int = 10
-    """Steps between those whose buckets' times are kept, the first three always; 0: none."""
+    regime: Annotated[
+        Regime,
+        Short(
+            lambda value: value if isinstance(value, dict | Regime) else {"kind": value},
+            {"type": "string", "enum": list(KINDS)},
+        ),
+    ] = field(default=Regime(), metadata=IN_USE)
+    """How often sites exchange, and what; absent: in every step."""
+    verify_every: Annotated[EverySteps, Key("verify.parameters_every")] = 10
+    """Steps between comparisons; 0: never."""
+    same_data: Annotated[str, Key("verify.same_data"), choice(ON_SAME_DATA)] = "refuse"
+    """Whether sites that train on the same data end the run."""
+    gradients_every: Annotated[EverySteps, Key("verify.gradients_every")] = field(
+        default=0, metadata=IF_USED
+    )
+    """Steps until all ranks compute one micro-batch again, and compare its gradients; 0: never."""
+    on_corruption: Annotated[str, Key("verify.on_corruption"), choice(ON_CORRUPTION)] = field(
+        default="stop", metadata=IF_USED
+    )
+    """Where a rank computes other gradients than the rest: stop the run, or drop its site until
+    `isthmus sites add`."""
+    timeline_every: Annotated[EverySteps, Key("timeline.every")] = 10
+    """Steps; the first three always; 0: none."""
     trainer: Trainer = Trainer()
     probe: Probe | None = None
-    """The settings of a run that measures the links between its sites and trains nothing; None: it
-    trains."""
-    on_fewer_sites: str = field(default="keep", metadata=REQUIRED)
-    """One of `ON_FEWER_SITES` (topology/spec/batch_rule.py): the batch of a run that goes on with
-    fewer ranks."""
-    rate: str = field(default="linear", metadata=IN_USE)
-    """One of `RATES` there: how the learning rate follows that batch."""
+    """Measure the links instead: `isthmus probe` writes it."""
+    on_fewer_sites: Annotated[str, choice(ON_FEWER_SITES)] = field(
+        default="keep", metadata=REQUIRED
+    )
+    """With fewer ranks than in the beginning: the global batch stays, or shrinks with them, and
+    the learning rate follows."""
+    rate: Annotated[str, choice(RATES)] = field(default="linear", metadata=IN_USE)
+    """How the learning rate follows a batch that shrinks: as its share of the full one, as the
+    root of that, or not at all."""
     checkpoint: Checkpoint | None = field(default=None, metadata=REQUIRED)
-    """What is kept; None: nothing."""
+    """What is kept so that `launch --resume` can go on; else nothing."""
     placement: tuple[Placed, ...] = ()
-    """The sites that take part; empty: all, with the batch spread evenly over all ranks."""
-    begin_with: tuple[str, ...] = field(default=(), metadata=REQUIRED)
-    """The sites that the run begins with; the others of its topology may be added. Empty: all."""
+    """The sites that take part; none: all, the batch spread evenly over all ranks."""
+    begin_with: Annotated[tuple[Text, ...], Bounds(min_length=1)] = field(
+        default=(), metadata=REQUIRED
+    )
+    """The sites that the run begins with; `isthmus sites add` adds others of the topology.
+    Absent: all."""
     plan: PlanWishes | None = None
-    """What a plan may decide; None: a run takes the job as it is."""
     workload: DescribedModel | None = None
-    """The model that sites cut: the described one of the entrypoint, or the shipped trainer's where
-    its sites share it; None: a plan knows nothing of it, or every rank has all of it."""
+    """What the entrypoint trains, for `isthmus plan` to cut it over each site."""
 
     allow_cpu: bool = field(default=False, metadata=IF_USED)
-    """Whether ranks compute on CPUs where the topology says an accelerator and there is none."""
+    """Compute on CPUs where the topology says an accelerator and there is none."""
     noise_scale: bool = field(default=False, metadata=IF_USED)
-    """Whether sites measure the norm of their own gradients, for the gradient noise scale."""
-    flops_per_token: float | None = field(default=None, metadata=IF_USED)
-    """FLOPs of a forward and a backward pass for each token, what is computed twice left out; None:
-    by the model's shape, where it is known (orchestrator/core/model_flops.py)."""
+    """Measure the gradient noise scale: how large a batch is worth it."""
+    flops_per_token: Annotated[
+        Annotated[Number, Bounds(gt=0)] | None, Key("model.flops_per_token", is_required=True)
+    ] = field(default=None, metadata=IF_USED)
+    """FLOPs of a forward and a backward pass for each token, for the MFU: what is computed twice
+    left out."""
     exporters: Exporters = field(default=Exporters(), compare=False, metadata=IF_USED)
-    """Where the coordinator sends figures and events; it changes no run."""
+    """Where figures and events go while the run goes on; else nowhere."""
 
     @property
     def is_to_plan(self) -> bool:
@@ -317,3 +462,84 @@ class Job:
     def global_batch(self) -> int:
         """The sequences of a step, over all sites."""
         return self.trainer.global_batch if self.workload is None else self.workload.global_batch
+
+    def check(self) -> None:
+        """Refuse keys that contradict each other."""
+        names = [data.name for data in self.data if data.path is None]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise KeyedError("data", f"two files are called {twice[0]!r}: want a path for one")
+        for variable in self.env:
+            if variable.name in self.pass_env:
+                raise KeyedError(
+                    "pass_env", f"{variable.name} has a value in env: want it in one of both"
+                )
+        if self.rate != "linear" and self.on_fewer_sites == "keep":
+            raise KeyedError(
+                "rate",
+                f"has no use with on_fewer_sites: keep, where the batch stays: want shrink for "
+                f"{self.rate}, or no rate",
+            )
+        self._check_exchange()
+        self._check_plan()
+
+    def _check_exchange(self) -> None:
+        """Refuse what has no use with the exchange, or with its regime."""
+        is_off = self.exchange.schedule == "off"
+        if self.noise_scale and (not self.regime.is_sync or is_off):
+            raise KeyedError(
+                "noise_scale", "compares sites' gradients in every step: want regime: sync"
+            )
+        if is_off and not self.regime.is_sync:
+            raise KeyedError(
+                "regime",
+                f"has no use with exchange.schedule: off, which exchanges nothing: want another "
+                f"schedule for {self.regime.kind}, or no regime",
+            )
+        replan = None if self.plan is None else self.plan.replan
+        if self.plan is None or replan is None or replan.least_exact is None:
+            return
+        codec, least = self.exchange.codec, replan.least_exact
+        if self.exchange.codecs or self.plan.codecs:
+            raise KeyedError(
+                "plan",
+                "replan.least_exact has no use where codecs are chosen by link, or by the plan: want "
+                "one exchange.codec",
+            )
+        if codec not in RUNGS or RUNGS.index(codec) > RUNGS.index(least):
+            raise KeyedError(
+                "plan",
+                f"replan.least_exact: want {one_of(RUNGS)}, in this order from exchange.codec on, "
+                f"which is {codec}; got {least}",
+            )
+
+    def _check_plan(self) -> None:
+        """Refuse what has no use with the shipped trainer, or with a script of the user's."""
+        plan, trainer = self.plan, self.trainer
+        is_shipped = self.entrypoint is None
+        if self.workload is not None and is_shipped:
+            raise KeyedError(
+                "workload", "describes an entrypoint's model, and there is none: want trainer.model"
+            )
+        if not is_shipped and plan is not None and plan.micro_batch == "auto":
+            raise KeyedError(
+                "plan",
+                "micro_batch: auto is the shipped trainer's; your script's is left open where "
+                "workload has no micro_batch",
+            )
+        plans_cuts = plan is not None and plan.cuts == "auto"
+        is_cut = plans_cuts or any(placed.parallel is not None for placed in self.placement)
+        is_modelled = trainer.compute == "modelled"
+        if (
+            is_shipped
+            and is_modelled
+            and (is_cut or trainer.precision != "fp32" or trainer.offload)
+        ):
+            raise KeyedError(
+                "trainer", "compute: modelled is for replicas in fp32: want real, or no cut"
+            )
+        is_whole = self.workload is None and not plans_cuts
+        if plan is not None and plan.gateways != "measured" and is_whole:
+            raise KeyedError("plan", "gateways: unlimited has no use without a workload")
+        if plans_cuts and not is_shipped:
+            raise KeyedError("plan", "cuts: auto is the shipped trainer's; describe a workload")

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
+
+from isthmus.topology.spec.suggest import shown
+from isthmus.topology.spec.units import format_size
+from isthmus.topology.spec.yaml_keys import Checked
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 VARIABLES_MAX = 200
@@ -24,6 +29,28 @@ LEFT_OVER = re.compile(
 )
 """Names by which a launcher tells its processes their ranks: what started an agent tells it nothing
 about the ranks that it starts."""
+
+
+def _variable_name(value: str) -> str:
+    if NAME.fullmatch(value) is None:
+        raise ValueError(f"want letters, digits and '_', no digit first; got {shown(value)}")
+    if OURS.fullmatch(value) is not None:
+        raise ValueError(f"{value} is set by isthmus or torchrun for each rank: leave it out")
+    return value
+
+
+def _variable_value(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("a variable cannot hold a NUL byte")
+    if len(value.encode()) > VALUE_BYTES:
+        raise ValueError(f"want at most {format_size(VALUE_BYTES)}")
+    return value
+
+
+VariableName = Annotated[
+    str, Checked(_variable_name, {"type": "string", "pattern": rf"^{NAME.pattern}$"})
+]
+VariableValue = Annotated[str, Checked(_variable_value)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

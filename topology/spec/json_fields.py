@@ -109,7 +109,9 @@ class _Reader:
         if origin is Mapping:
             return self._mapping(arguments, value, where)
         if origin is typing.Annotated:
-            kind, most = arguments
+            kind, most = arguments[:2]
+            if not isinstance(most, int | float):  # how a user writes it
+                return self.read(kind, value, where)
             # Compared before it is made a float: an integer may be too long for one.
             if type(value) not in (int, kind) or not 0 <= value <= most:  # type: ignore[operator]
                 raise _refused(where, f"0 to {most}", value)

@@ -1,8 +1,22 @@
 """The part of a job that says what a planner may decide, and what it is to aim at. Frozen."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from isthmus.topology.spec.codec_names import CODECS, RUNGS
 from isthmus.topology.spec.json_fields import IN_USE
+from isthmus.topology.spec.units import format_duration
+from isthmus.topology.spec.yaml_keys import (
+    Bounds,
+    Budget,
+    Key,
+    KeyedError,
+    PositiveDuration,
+    Section,
+    Share,
+    Short,
+    choice,
+)
 
 PLAN_SITES = ("auto", "all")
 """The choices of sites. `auto`: a site that slows the others is left out; `all`: none is."""
@@ -20,49 +34,69 @@ GATEWAYS = ("measured", "unlimited")
 """The speeds that a plan assumes for gateways and codecs: as measured, or of no cost."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replan:
-    """The settings of planning a running job again (orchestrator/core/replan_machine.py)."""
+REPORTS_S = 0.5
+"""Seconds between two reports of a gateway on its links (sites/gateway/gateway.py)."""
 
-    drift: float = 0.2
-    """Share by which a link's measured figure has to be off the one that the plan counts on."""
-    lasting_s: float = 60.0
-    """Seconds for which it has to be off all the time."""
-    gain: float = 0.05
-    """Share of the predicted step that other trees have to save."""
-    least_exact: str | None = field(default=None, metadata=IN_USE)
-    """The least exact codec that the run may go over to; None: it keeps the exchange's."""
-    shares: str = field(default="follow", metadata=IN_USE)
-    """One of SHARES: whether sites get other parts of the batch as their speeds change."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replan(Section):
+    """When the plan of a run is made again while it goes on."""
+
+    drift: Share = 0.2
+    """How far a link is off what the plan counts on."""
+    lasting_s: Annotated[PositiveDuration, Key("lasting")] = 60.0
+    """For so long, all the time; 500ms at least."""
+    gain: Share = 0.05
+    """Of the predicted step, that other trees have to save."""
+    least_exact: Annotated[str, choice(RUNGS)] | None = field(default=None, metadata=IN_USE)
+    """The least exact codec to which a run may go over, as its links narrow; else it keeps
+    exchange.codec."""
+    shares: Annotated[str, choice(SHARES)] = field(default="follow", metadata=IN_USE)
+    """fixed: sites keep their parts of the batch, however fast they are."""
 
     @property
     def gap_s(self) -> float:
         """The seconds after a switch before a plan is made again."""
         return 5 * self.lasting_s
 
+    def check(self) -> None:
+        """Refuse a time in which gateways do not report."""
+        if self.lasting_s < REPORTS_S:
+            raise KeyedError(
+                "lasting",
+                f"want at least {format_duration(REPORTS_S)}, in which gateways report once; "
+                f"got {format_duration(self.lasting_s)}",
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanWishes:
-    """What a planner may decide (topology/planner), and what it is to aim at."""
+class PlanWishes(Section):
+    """What `isthmus plan` may decide; with this section, `launch` makes a plan by itself."""
 
-    codecs: tuple[str, ...] = ()
-    """The codecs to choose from; empty: only the exchange's own."""
-    sites: str = "auto"
-    """One of PLAN_SITES."""
-    max_sync_period: int = 1
-    """The most steps between two exchanges."""
-    max_loss_gap: float | None = field(default=None, metadata=IN_USE)
-    """How much more loss than that of `sync` a regime may be expected to end with, as a share of
-    it; None: any regime is permitted whose rounds are."""
-    objective: str = "throughput"
-    """One of OBJECTIVES."""
-    budget_usd_per_s: float | None = field(default=None, metadata=IN_USE)
-    """What egress may cost, in US dollars a second; None: anything."""
-    micro_batch: str = "given"
-    """One of MICRO_BATCHES."""
-    cuts: str = "given"
-    """One of CUTS."""
-    gateways: str = "measured"
-    """One of GATEWAYS."""
-    replan: Replan | None = Replan()
-    """The settings of planning again; None: a run keeps its plan whatever becomes of its links."""
+    codecs: tuple[Annotated[str, choice(CODECS)], ...] = ()
+    """To choose from; of equally fast ones the most exact. Else exchange.codec."""
+    sites: Annotated[str, choice(PLAN_SITES)] = "auto"
+    max_sync_period: Annotated[int, Bounds(ge=1, le=100_000)] = 1
+    """Steps between two exchanges that are permitted."""
+    max_loss_gap: Share | None = field(default=None, metadata=IN_USE)
+    """How much more loss than sync's a regime may be expected to end with: 1%."""
+    objective: Annotated[str, choice(OBJECTIVES)] = "throughput"
+    budget_usd_per_s: Annotated[Budget | None, Key("budget")] = field(default=None, metadata=IN_USE)
+    """What egress may cost, at most; choices above it are left out."""
+    micro_batch: Annotated[str, choice(MICRO_BATCHES)] = "given"
+    """given: trainer.micro_batch; auto: the largest that fits the memory."""
+    cuts: Annotated[str, choice(CUTS)] = "given"
+    """auto: the plan decides how each site's ranks share the trainer's model."""
+    gateways: Annotated[str, choice(GATEWAYS)] = "measured"
+    """unlimited: as if gateways and codecs took no time; with `workload` only."""
+    replan: Annotated[
+        Replan | None,
+        Short(lambda value: None if value == "off" else value, {"type": "string", "const": "off"}),
+    ] = Replan()
+    """Other trees while a run goes on, where links have drifted; or off."""
+
+    def check(self) -> None:
+        """Refuse a codec that is there twice."""
+        twice = [codec for codec in self.codecs if self.codecs.count(codec) > 1]
+        if twice:
+            raise KeyedError("codecs", f"{twice[0]!r} is there twice")

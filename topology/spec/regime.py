@@ -11,7 +11,22 @@ Laws for DiLoCo (2503.09799: the learning rate by sites and H). Pure.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Annotated, Any
+
+from isthmus.topology.spec.suggest import one_of, shown
+from isthmus.topology.spec.yaml_keys import (
+    BelowOne,
+    Bounds,
+    Count,
+    Derived,
+    Key,
+    KeyedError,
+    Read,
+    Section,
+    choice,
+)
 
 KINDS = ("sync", "delayed", "local_sgd", "diloco", "streaming")
 """`sync`: the mean gradient of a step is applied in that step; `delayed`: in the next one;
@@ -32,38 +47,92 @@ MOMENTUM = 0.9
 """Default outer momentum (2311.08105)."""
 
 
+_KINDS_WITH = {
+    "sync_every": LOCAL,
+    "outer": ("diloco", "streaming"),
+    "fragments": ("streaming",),
+    "delay": ("streaming",),
+    "alpha": ("streaming",),
+    "look": ("delayed",),
+}
+"""The kinds that take a key."""
+
+
+def _outer_lr(value: object) -> float | None:
+    """Return an outer learning rate; None for `auto`."""
+    if value == "auto":
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise ValueError(f"want auto, or a number more than 0; got {shown(value)}")
+
+
+_LR_SCHEMA = {
+    "anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "const": "auto"}]
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OuterOptimizer:
-    """SGD with Nesterov momentum over rounds."""
+class OuterOptimizer(Section):
+    """SGD with Nesterov momentum over the rounds of diloco and streaming."""
 
-    lr: float | None = None
-    """None: by the number of sites and H (`outer_lr`)."""
-    momentum: float | None = None
-    """None: MOMENTUM."""
-    ramp_steps: int = 300
-    """Inner steps over which the learning rate goes from 1 to `lr`, and the momentum from 0 to
-    `momentum`: rounds begin as plain averaging."""
+    lr: Annotated[
+        float | None, Read(_outer_lr, _LR_SCHEMA, lambda value: "auto" if value is None else value)
+    ] = None
+    """auto: by the number of sites and sync_every."""
+    momentum: BelowOne | None = None
+    """Else 0.9."""
+    ramp_steps: Annotated[int, Bounds(ge=0, le=1_000_000_000)] = 300
+    """Inner steps over which lr goes from 1 and momentum from 0 to their values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Regime:
-    """How often sites exchange, and what; `regime_of` has the defaults of each kind."""
+class Regime(Section):
+    """How often sites exchange, and what."""
 
-    kind: str = "sync"
-    """One of KINDS."""
-    sync_every: int = 1
-    """H, inner steps between two rounds; 1 in `sync` and `delayed`."""
+    kind: Annotated[str, Key("kind", is_required=True), choice(KINDS)] = "sync"
+    sync_every: Annotated[Count, Derived] = 1
+    """Inner steps between two rounds; else 30."""
     outer: OuterOptimizer = OuterOptimizer()
-    """The outer optimizer of `diloco` and `streaming`."""
-    fragments: int = 1
-    """P, parts of the model that are exchanged in turn, one every H/P steps."""
-    delay: int = 0
-    """Inner steps from a fragment's sending to its landing."""
-    alpha: float = 0.0
-    """Share of the local value that stays when a result lands, 0 to less than 1."""
+    fragments: Annotated[int, Derived, Bounds(ge=1)] = 1
+    """Of streaming: parts of the model that are exchanged in turn; else the largest divisor of
+    sync_every up to 8."""
+    delay: Annotated[int, Derived, Bounds(ge=0)] = 0
+    """Of streaming: steps from a fragment's sending to its landing, less than sync_every /
+    fragments; else 2, or what is possible."""
+    alpha: Annotated[BelowOne, Derived] = 0.0
+    """Of streaming: share of the site's own value that stays at a landing; else 0.5."""
     look: bool = True
-    """In `delayed`: whether gradients are computed at a look-ahead point, to which the site's own
-    last gradient leads."""
+    """Of delayed: gradients are computed at a look-ahead point."""
+
+    @classmethod
+    def of_keys(cls, **given: Any) -> Regime:  # noqa: ANN401 - each field has its type
+        """Return the regime, in which what is not given has the default of its kind."""
+        for key, kinds in _KINDS_WITH.items():
+            if key in given and given["kind"] not in kinds:
+                raise KeyedError(
+                    key, f"has no use with kind: {given['kind']}, only with {one_of(kinds)}"
+                )
+        return regime_of(**given)
+
+    def check(self) -> None:
+        """Refuse fragments that do not fit a round."""
+        if self.kind != "streaming":
+            return
+        period, parts = self.sync_every, self.fragments
+        if parts > period:
+            raise KeyedError(
+                "fragments",
+                f"want at most sync_every, {period}: a step sends one at most; got {parts}",
+            )
+        if period % parts:
+            raise KeyedError("fragments", f"want a divisor of sync_every, {period}; got {parts}")
+        if self.delay >= period // parts:
+            raise KeyedError(
+                "delay",
+                f"want less than sync_every / fragments, {period // parts}: a fragment lands "
+                f"before the next one is sent; got {self.delay}",
+            )
 
     def in_words(self) -> str:
         """Return when sites exchange: `diloco: rounds of 30 steps`."""

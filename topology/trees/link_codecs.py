@@ -12,7 +12,8 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from math import gcd
 
-from isthmus.topology.spec.job import CODECS, Exchange, Job
+from isthmus.topology.spec.codec_names import CODECS
+from isthmus.topology.spec.job import Exchange, Job
 from isthmus.topology.spec.reduction_plan import ReductionPlan
 from isthmus.topology.spec.suggest import did_you_mean
 from isthmus.topology.spec.world import Topology
