@@ -205,6 +205,12 @@ def _unmeasured(is_unmeasured: bool) -> Generator[None]:
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Asynchronous tests run in asyncio, as the product does."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def needs_netns() -> None:
     """Skip where no network namespaces can be made."""
     if why := netns_problem():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -224,11 +224,6 @@ async def coordinating(
         ticking.cancel()
         await server.stop(0)
         journal.close()
-
-
-def run_scenario(scenario: Coroutine[Any, Any, None]) -> None:
-    """Run it to its end, in a loop of its own."""
-    asyncio.run(asyncio.wait_for(scenario, 3 * DEADLINE_S))
 
 
 async def active(bench: Bench, *sites: str, job: str = JOB) -> list[FakeAgent]:

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
 
 from isthmus.orchestrator.emulator.emulator_config import RelayConfig, RelayEndpoint
 from isthmus.orchestrator.emulator.link_shape import LinkShape
@@ -11,15 +11,6 @@ from isthmus.orchestrator.emulator.relay import Relay
 
 Result = TypeVar("Result")
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-DEADLINE_S = 30.0
-
-
-def run(test: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await test
-
-    asyncio.run(bounded())
 
 
 def config(port: int, rate: float = 1e9, delay_s: float = 0.0, seed: int = 0) -> RelayConfig:

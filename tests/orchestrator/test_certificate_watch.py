@@ -11,7 +11,7 @@ from isthmus.orchestrator.core import certificate_watch
 from isthmus.orchestrator.core.certificate_watch import Certificate
 from isthmus.orchestrator.core.run_events import CertificateSeen
 from isthmus.protos.control.v1 import control_pb2 as pb
-from tests.fakes.coordinators import FakeAgent, active, coordinating, run_scenario
+from tests.fakes.coordinators import FakeAgent, active, coordinating
 from tests.fakes.worlds import topology_text
 
 DAY_S = 86_400.0
@@ -54,26 +54,23 @@ def test_a_renewal_in_good_time_is_written_down_and_told_to_nobody() -> None:
 
 
 @pytest.mark.slow
-def test_status_has_what_agents_say_and_no_more(tmp_path: Path) -> None:
+async def test_status_has_what_agents_say_and_no_more(tmp_path: Path) -> None:
     async def says(agent: FakeAgent, **left_s: float) -> None:
         named = {name.replace("_", "."): value for name, value in left_s.items()}
         await agent.say(heartbeat=pb.Heartbeat(sequence=1, certificates_left_s=named))
 
-    async def scenario() -> None:
-        async with coordinating(tmp_path, topology_text(2)) as bench:
-            a, b = await active(bench, "a", "b")
-            odd = {"b_agent": 5.0, "coordinator": 5.0, "a_x": 5.0}
-            await says(a, a_agent=80 * DAY_S, a_gateway=-5.0, **odd)
-            await says(b, b_gateway=float("nan"))
-            run = await bench.until(lambda run: len(run.certificates) == 2)
-            assert run.certificates["a.agent"] == pytest.approx(time.time() + 80 * DAY_S, abs=60)
-            assert "the certificate a.gateway has expired" in run.notes[-1]
-            await says(a, a_gateway=90 * DAY_S)
-            run = await bench.until(lambda run: "was renewed" in run.notes[-1])
-            assert run.certificates["a.gateway"] == pytest.approx(time.time() + 90 * DAY_S, abs=60)
-            for agent in (a, b):
-                await agent.end(succeeded=True)
-            ended = await bench.ended()
-            assert set(ended.certificates) == {"a.agent", "a.gateway"}
-
-    run_scenario(scenario())
+    async with coordinating(tmp_path, topology_text(2)) as bench:
+        a, b = await active(bench, "a", "b")
+        odd = {"b_agent": 5.0, "coordinator": 5.0, "a_x": 5.0}
+        await says(a, a_agent=80 * DAY_S, a_gateway=-5.0, **odd)
+        await says(b, b_gateway=float("nan"))
+        run = await bench.until(lambda run: len(run.certificates) == 2)
+        assert run.certificates["a.agent"] == pytest.approx(time.time() + 80 * DAY_S, abs=60)
+        assert "the certificate a.gateway has expired" in run.notes[-1]
+        await says(a, a_gateway=90 * DAY_S)
+        run = await bench.until(lambda run: "was renewed" in run.notes[-1])
+        assert run.certificates["a.gateway"] == pytest.approx(time.time() + 90 * DAY_S, abs=60)
+        for agent in (a, b):
+            await agent.end(succeeded=True)
+        ended = await bench.ended()
+        assert set(ended.certificates) == {"a.agent", "a.gateway"}

@@ -10,7 +10,7 @@ from isthmus.orchestrator.emulator.link_shape import LinkShape, Transmitter
 from isthmus.orchestrator.emulator.relay_connection import SharedLink
 from isthmus.topology.faults.script import Change
 from isthmus.topology.spec.errors import ConfigError
-from tests.fakes.relay_worlds import World, run, seconds, world
+from tests.fakes.relay_worlds import World, seconds, world
 from tests.fakes.waiting import until
 
 THERE, BACK = {"source": "eu", "target": "us"}, {"source": "us", "target": "eu"}
@@ -27,21 +27,18 @@ async def nothing_comes(reader: asyncio.StreamReader) -> None:
             await reader.readexactly(1)
 
 
-def test_a_cut_holds_what_is_on_its_way_and_heal_lets_it_cross_in_order() -> None:
-    async def test() -> None:
-        async with world(delay_s=0.02) as wan:
-            near, far = await wan.connect()
-            near[1].write(b"before")
-            await until(lambda: wan.sent_bytes("eu", "us") == 6)
-            wan.relay.apply([change("cut")])
-            near[1].write(b" during")
-            near[1].write_eof()
-            await nothing_comes(far[0])
-            took_s, arrived = await healed(wan, far[0])
-            assert arrived == b"before during"
-            assert took_s >= 0.019
-
-    run(test())
+async def test_a_cut_holds_what_is_on_its_way_and_heal_lets_it_cross_in_order() -> None:
+    async with world(delay_s=0.02) as wan:
+        near, far = await wan.connect()
+        near[1].write(b"before")
+        await until(lambda: wan.sent_bytes("eu", "us") == 6)
+        wan.relay.apply([change("cut")])
+        near[1].write(b" during")
+        near[1].write_eof()
+        await nothing_comes(far[0])
+        took_s, arrived = await healed(wan, far[0])
+        assert arrived == b"before during"
+        assert took_s >= 0.019
 
 
 async def healed(wan: World, reader: asyncio.StreamReader) -> tuple[float, bytes]:
@@ -50,107 +47,91 @@ async def healed(wan: World, reader: asyncio.StreamReader) -> tuple[float, bytes
     return await seconds(reader.read())
 
 
-def test_a_cut_of_one_way_stops_the_senders_of_both() -> None:
+async def test_a_cut_of_one_way_stops_the_senders_of_both() -> None:
     """What the other way holds still arrives; then no acknowledgement comes back, and it stops."""
 
-    async def test() -> None:
-        async with world(delay_s=0.02) as wan:
-            near, far = await wan.connect()
-            far[1].write(b"x")
-            await until(lambda: wan.sent_bytes("us", "eu") == 1)
-            wan.relay.apply([change("cut")])
-            assert await near[0].readexactly(1) == b"x"
-            far[1].write(b"y")
-            await nothing_comes(near[0])
-            wan.relay.apply([change("heal")])
-            assert await near[0].readexactly(1) == b"y"
-
-    run(test())
+    async with world(delay_s=0.02) as wan:
+        near, far = await wan.connect()
+        far[1].write(b"x")
+        await until(lambda: wan.sent_bytes("us", "eu") == 1)
+        wan.relay.apply([change("cut")])
+        assert await near[0].readexactly(1) == b"x"
+        far[1].write(b"y")
+        await nothing_comes(near[0])
+        wan.relay.apply([change("heal")])
+        assert await near[0].readexactly(1) == b"y"
 
 
-def test_a_cut_link_takes_no_more_than_its_sockets_buffer() -> None:
-    async def test() -> None:
-        async with world(1e9, 0.0) as wan:
-            near, far = await wan.connect()
-            wan.relay.apply([change("cut")])
-            near[1].write(bytes(8 << 20))
-            await nothing_comes(far[0])
-            assert wan.relay.counters()["links"][0]["queued_bytes"] == 0
-            wan.relay.apply([change("heal")])
-            await far[0].readexactly(8 << 20)
-
-    run(test())
+async def test_a_cut_link_takes_no_more_than_its_sockets_buffer() -> None:
+    async with world(1e9, 0.0) as wan:
+        near, far = await wan.connect()
+        wan.relay.apply([change("cut")])
+        near[1].write(bytes(8 << 20))
+        await nothing_comes(far[0])
+        assert wan.relay.counters()["links"][0]["queued_bytes"] == 0
+        wan.relay.apply([change("heal")])
+        await far[0].readexactly(8 << 20)
 
 
 @pytest.mark.parametrize("link", [THERE, BACK])
-def test_nothing_answers_a_connection_that_is_dialled_across_a_cut(link: dict[str, str]) -> None:
-    async def test() -> None:
-        async with world() as wan:
-            wan.relay.apply([change("cut", link)])
-            connecting = asyncio.create_task(wan.connect())
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05):
-                    await asyncio.shield(connecting)
-            assert wan.relay.num_connections == 0
-            wan.relay.apply([change("heal", link)])
-            near, far = await connecting
-            near[1].write(b"x")
-            assert await far[0].readexactly(1) == b"x"
+async def test_nothing_answers_a_connection_that_is_dialled_across_a_cut(
+    link: dict[str, str],
+) -> None:
+    async with world() as wan:
+        wan.relay.apply([change("cut", link)])
+        connecting = asyncio.create_task(wan.connect())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await asyncio.shield(connecting)
+        assert wan.relay.num_connections == 0
+        wan.relay.apply([change("heal", link)])
+        near, far = await connecting
+        near[1].write(b"x")
+        assert await far[0].readexactly(1) == b"x"
 
-    run(test())
 
-
-def test_what_waits_for_the_transmitter_leaves_at_the_new_rate() -> None:
+async def test_what_waits_for_the_transmitter_leaves_at_the_new_rate() -> None:
     """40 KB at 100 kB/s are 0.4 s; at 100 MB/s nothing."""
 
-    async def test() -> None:
-        async with world(1e5) as wan:
-            near, far = await wan.connect()
-            near[1].write(bytes(40_000))
-            await until(lambda: wan.sent_bytes("eu", "us") == 40_000)
-            wan.relay.apply([change("shape", bytes_per_s=1e8)])
-            await far[0].readexactly(40_000)
-            wan.relay.apply([change("shape", bytes_per_s=1e6)])
-            near[1].write(bytes(40_000))
-            took_s, _ = await seconds(far[0].readexactly(40_000))
-            assert took_s >= 0.039
-            wan.relay.apply([change("heal")])
-            assert wan.relay.counters()["links"][0]["delivered_bytes"] == 80_000
-
-    run(test())
+    async with world(1e5) as wan:
+        near, far = await wan.connect()
+        near[1].write(bytes(40_000))
+        await until(lambda: wan.sent_bytes("eu", "us") == 40_000)
+        wan.relay.apply([change("shape", bytes_per_s=1e8)])
+        await far[0].readexactly(40_000)
+        wan.relay.apply([change("shape", bytes_per_s=1e6)])
+        near[1].write(bytes(40_000))
+        took_s, _ = await seconds(far[0].readexactly(40_000))
+        assert took_s >= 0.039
+        wan.relay.apply([change("heal")])
+        assert wan.relay.counters()["links"][0]["delivered_bytes"] == 80_000
 
 
-def test_a_longer_delay_holds_for_what_is_sent_after_it() -> None:
-    async def test() -> None:
-        async with world() as wan:
-            near, far = await wan.connect()
-            wan.relay.apply([change("shape", delay_s=0.05)])
-            near[1].write(b"x")
-            took_s, _ = await seconds(far[0].readexactly(1))
-            assert took_s >= 0.049
-
-    run(test())
+async def test_a_longer_delay_holds_for_what_is_sent_after_it() -> None:
+    async with world() as wan:
+        near, far = await wan.connect()
+        wan.relay.apply([change("shape", delay_s=0.05)])
+        near[1].write(b"x")
+        took_s, _ = await seconds(far[0].readexactly(1))
+        assert took_s >= 0.049
 
 
-def test_a_loss_stalls_the_connection_it_hits_for_a_round_trip() -> None:
-    async def test() -> None:
-        async with world(delay_s=0.02) as wan:
-            near, far = await wan.connect()
-            wan.relay.apply([change("shape", loss=1.0)])
-            near[1].write(b"x")
-            took_s, _ = await seconds(far[0].readexactly(1))
-            assert took_s >= 0.059
-            assert wan.relay.counters()["links"][0]["lost_packets"] == 1
-            far[1].write(b"y")
-            await near[0].readexactly(1)
-            assert wan.relay.counters()["links"][1]["lost_packets"] == 0
-
-    run(test())
+async def test_a_loss_stalls_the_connection_it_hits_for_a_round_trip() -> None:
+    async with world(delay_s=0.02) as wan:
+        near, far = await wan.connect()
+        wan.relay.apply([change("shape", loss=1.0)])
+        near[1].write(b"x")
+        took_s, _ = await seconds(far[0].readexactly(1))
+        assert took_s >= 0.059
+        assert wan.relay.counters()["links"][0]["lost_packets"] == 1
+        far[1].write(b"y")
+        await near[0].readexactly(1)
+        assert wan.relay.counters()["links"][1]["lost_packets"] == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_seed_loses_the_same_packets(seed: int) -> None:
+async def test_a_seed_loses_the_same_packets(seed: int) -> None:
     """By the count, of one stream: 1 % of 2,900 packets, in pieces that the kernel chooses."""
 
     async def lost() -> int:
@@ -161,111 +142,95 @@ def test_a_seed_loses_the_same_packets(seed: int) -> None:
             await far[0].readexactly(4 << 20)
             return int(wan.relay.counters()["links"][0]["lost_packets"])
 
-    async def test() -> None:
-        assert 29 - 8 <= await lost() <= 29 + 8, f"{seed=}"
-
-    run(test())
+    assert 29 - 8 <= await lost() <= 29 + 8, f"{seed=}"
 
 
-def test_a_reset_ends_every_connection_of_the_two_sites_at_both_ends() -> None:
-    async def test() -> None:
-        async with world(delay_s=5.0) as wan:
-            pairs = [await wan.connect() for _ in range(2)]
-            wan.relay.apply([change("reset", BACK)])
-            for end in (end for pair in pairs for end in pair):
-                with pytest.raises(ConnectionResetError):
-                    await end[0].read()
-            assert wan.relay.num_connections == 0
-            near, far = await wan.connect()
-            wan.relay.apply([change("shape", delay_s=0.0)])
-            near[1].write(b"x")
-            assert await far[0].readexactly(1) == b"x"
-
-    run(test())
+async def test_a_reset_ends_every_connection_of_the_two_sites_at_both_ends() -> None:
+    async with world(delay_s=5.0) as wan:
+        pairs = [await wan.connect() for _ in range(2)]
+        wan.relay.apply([change("reset", BACK)])
+        for end in (end for pair in pairs for end in pair):
+            with pytest.raises(ConnectionResetError):
+                await end[0].read()
+        assert wan.relay.num_connections == 0
+        near, far = await wan.connect()
+        wan.relay.apply([change("shape", delay_s=0.0)])
+        near[1].write(b"x")
+        assert await far[0].readexactly(1) == b"x"
 
 
 @pytest.mark.parametrize("link", [THERE, BACK])
-def test_half_open_closes_the_sources_end_and_never_tells_the_target(link: dict[str, str]) -> None:
-    async def test() -> None:
-        async with world() as wan:
-            near, far = await wan.connect()
-            gone, untold = (near, far) if link is THERE else (far, near)
-            wan.relay.apply([change("half_open", link)])
+async def test_half_open_closes_the_sources_end_and_never_tells_the_target(
+    link: dict[str, str],
+) -> None:
+    async with world() as wan:
+        near, far = await wan.connect()
+        gone, untold = (near, far) if link is THERE else (far, near)
+        wan.relay.apply([change("half_open", link)])
+        with pytest.raises(ConnectionResetError):
+            await gone[0].read()
+        untold[1].write(bytes(1 << 20))  # goes nowhere, and does not fail
+        await untold[1].drain()
+        await nothing_comes(untold[0])
+        wan.relay.apply([change("half_open", link)])  # again: nothing is left to do
+        assert wan.relay.num_connections == 1
+        untold[1].close()
+        await until(lambda: wan.relay.num_connections == 0)
+
+
+async def test_a_half_open_connection_ends_with_the_other_end_or_a_reset() -> None:
+    async with world() as wan:
+        for kind, link in (("half_open", BACK), ("reset", THERE)):
+            _, far = await wan.connect()
+            wan.relay.apply([change("half_open")])
+            wan.relay.apply([change(kind, link)])
             with pytest.raises(ConnectionResetError):
-                await gone[0].read()
-            untold[1].write(bytes(1 << 20))  # goes nowhere, and does not fail
-            await untold[1].drain()
-            await nothing_comes(untold[0])
-            wan.relay.apply([change("half_open", link)])  # again: nothing is left to do
-            assert wan.relay.num_connections == 1
-            untold[1].close()
-            await until(lambda: wan.relay.num_connections == 0)
-
-    run(test())
-
-
-def test_a_half_open_connection_ends_with_the_other_end_or_a_reset() -> None:
-    async def test() -> None:
-        async with world() as wan:
-            for kind, link in (("half_open", BACK), ("reset", THERE)):
-                _, far = await wan.connect()
-                wan.relay.apply([change("half_open")])
-                wan.relay.apply([change(kind, link)])
-                with pytest.raises(ConnectionResetError):
-                    await far[0].read()
-                assert wan.relay.num_connections == 0
-
-    run(test())
+                await far[0].read()
+            assert wan.relay.num_connections == 0
 
 
 @pytest.mark.slow
-def test_a_half_open_end_is_read_no_further_than_a_window() -> None:
-    async def test() -> None:
-        async with world() as wan:
-            _, far = await wan.connect()
-            wan.relay.apply([change("half_open")])
-            far[1].write(bytes(64 << 20))
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.2):
-                    await far[1].drain()
-            assert far[1].transport.get_write_buffer_size() > 32 << 20
-            far[1].transport.abort()  # closing would wait until it is all sent
-
-    run(test())
+async def test_a_half_open_end_is_read_no_further_than_a_window() -> None:
+    async with world() as wan:
+        _, far = await wan.connect()
+        wan.relay.apply([change("half_open")])
+        far[1].write(bytes(64 << 20))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await far[1].drain()
+        assert far[1].transport.get_write_buffer_size() > 32 << 20
+        far[1].transport.abort()  # closing would wait until it is all sent
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_bytes_survive_any_changes_in_order(seed: int) -> None:
+async def test_bytes_survive_any_changes_in_order(seed: int) -> None:
     """Two connections send both ways while rate, delay, jitter, loss and cuts change at random."""
 
-    async def test() -> None:
-        chance = random.Random(seed)
-        message = chance.randbytes(200_000)
+    chance = random.Random(seed)
+    message = chance.randbytes(200_000)
 
-        async def send(writer: asyncio.StreamWriter) -> None:
-            for start in range(0, len(message), 1000):
-                writer.write(message[start : start + 1000])
-                await writer.drain()
-                await asyncio.sleep(0)
-            writer.write_eof()
+    async def send(writer: asyncio.StreamWriter) -> None:
+        for start in range(0, len(message), 1000):
+            writer.write(message[start : start + 1000])
+            await writer.drain()
+            await asyncio.sleep(0)
+        writer.write_eof()
 
-        async with world(1e7, 0.002, seed) as wan:
-            ends = [end for _ in range(2) for end in await wan.connect()]
-            async with asyncio.TaskGroup() as tasks:
-                arrived = [tasks.create_task(reader.read()) for reader, _ in ends]
-                for _, writer in ends:
-                    tasks.create_task(send(writer))
-                for _ in range(150):
-                    wan.relay.apply([anything(chance)])
-                    await asyncio.sleep(0.001)
-                wan.relay.apply([change("heal"), change("heal", BACK)])
-            assert all(task.result() == message for task in arrived), f"{seed=}"
-            for link in wan.relay.counters()["links"]:
-                assert link["sent_bytes"] == link["delivered_bytes"] == 400_000, f"{seed=}"
-                assert link["queued_bytes"] == 0, f"{seed=}"
-
-    run(test())
+    async with world(1e7, 0.002, seed) as wan:
+        ends = [end for _ in range(2) for end in await wan.connect()]
+        async with asyncio.TaskGroup() as tasks:
+            arrived = [tasks.create_task(reader.read()) for reader, _ in ends]
+            for _, writer in ends:
+                tasks.create_task(send(writer))
+            for _ in range(150):
+                wan.relay.apply([anything(chance)])
+                await asyncio.sleep(0.001)
+            wan.relay.apply([change("heal"), change("heal", BACK)])
+        assert all(task.result() == message for task in arrived), f"{seed=}"
+        for link in wan.relay.counters()["links"]:
+            assert link["sent_bytes"] == link["delivered_bytes"] == 400_000, f"{seed=}"
+            assert link["queued_bytes"] == 0, f"{seed=}"
 
 
 def anything(chance: random.Random) -> Change:
@@ -280,32 +245,26 @@ def anything(chance: random.Random) -> Change:
     return change(kind, link, **{name: figures[name] for name in chosen})
 
 
-def test_changes_of_one_message_are_made_all_or_none() -> None:
-    async def test() -> None:
-        async with world() as wan:
-            wrong = Change(kind="cut", source="eu", target="mars")
-            with pytest.raises(ConfigError, match=r"changes\.1: there is no link from eu to mars"):
-                wan.relay.apply([change("cut"), wrong])
-            near, far = await wan.connect()
-            near[1].write(b"x")
-            assert await far[0].readexactly(1) == b"x"
-
-    run(test())
+async def test_changes_of_one_message_are_made_all_or_none() -> None:
+    async with world() as wan:
+        wrong = Change(kind="cut", source="eu", target="mars")
+        with pytest.raises(ConfigError, match=r"changes\.1: there is no link from eu to mars"):
+            wan.relay.apply([change("cut"), wrong])
+        near, far = await wan.connect()
+        near[1].write(b"x")
+        assert await far[0].readexactly(1) == b"x"
 
 
-def test_leaving_ends_what_is_cut_or_half_open() -> None:
-    async def test() -> None:
-        async with world() as wan:
-            near, _ = await wan.connect()
-            _, untold = await wan.connect()
-            wan.relay.apply([change("half_open"), change("cut")])
-            await wan.relay.__aexit__(None, None, None)
-            for end in (near, untold):
-                with pytest.raises(ConnectionResetError):
-                    await end[0].read()
-            assert wan.relay.num_connections == 0
-
-    run(test())
+async def test_leaving_ends_what_is_cut_or_half_open() -> None:
+    async with world() as wan:
+        near, _ = await wan.connect()
+        _, untold = await wan.connect()
+        wan.relay.apply([change("half_open"), change("cut")])
+        await wan.relay.__aexit__(None, None, None)
+        for end in (near, untold):
+            with pytest.raises(ConnectionResetError):
+                await end[0].read()
+        assert wan.relay.num_connections == 0
 
 
 def test_changes_survive_the_line() -> None:

@@ -30,7 +30,7 @@ from isthmus.orchestrator.run_folder.run_files import RunFiles
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.own_processes import own_command
-from tests.fakes.coordinators import FakeAgent, active, coordinating, run_scenario, status_of
+from tests.fakes.coordinators import FakeAgent, active, coordinating, status_of
 from tests.fakes.exported_runs import exported_run, needs_library, receiving, records_of
 from tests.fakes.recorded_runs import append_line, metric
 from tests.fakes.run_specs import spec_of_texts
@@ -175,7 +175,7 @@ def value(url: str, name: str) -> float | None:
     return None if found is None else float(found[1])
 
 
-def test_a_run_is_exported_while_it_goes_on_and_by_the_next_coordinator(
+async def test_a_run_is_exported_while_it_goes_on_and_by_the_next_coordinator(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Counters go on where they were, and no event comes twice."""
@@ -183,10 +183,8 @@ def test_a_run_is_exported_while_it_goes_on_and_by_the_next_coordinator(
     caplog.set_level(logging.INFO)
     name = 'isthmus_steps_total{run="run-1",site="a"}'
 
-    async def scenario(url: str) -> None:
-        section = (
-            f"exporters: {{prometheus: {{port: 0}}, webhook: {{url: '{url}', on: [epoch, end]}}}}\n"
-        )
+    with receiving() as received:
+        section = f"exporters: {{prometheus: {{port: 0}}, webhook: {{url: '{received.url}', on: [epoch, end]}}}}\n"
         async with coordinating(tmp_path) as bench:
             agents = await active(bench, "a", "b", job=JOB + section)
             for agent in agents:
@@ -201,17 +199,14 @@ def test_a_run_is_exported_while_it_goes_on_and_by_the_next_coordinator(
             await until(lambda: value(page(caplog, 1), name) == 3)
             bench.control.cancel("run-1", "enough")
             assert (await bench.ended()).reason_code == "CANCELLED"
-
-    with receiving() as received:
-        run_scenario(scenario(received.url))
     assert [each["event"] for each in received.objects] == ["end"]
     assert received.objects[0]["text"].startswith("run run-1 CANCELLED")
 
 
-def test_a_dead_endpoint_is_a_note_of_the_run_which_goes_on(tmp_path: Path) -> None:
+async def test_a_dead_endpoint_is_a_note_of_the_run_which_goes_on(tmp_path: Path) -> None:
     needs_library("prometheus")
 
-    async def scenario(port: int) -> None:
+    with taken_port() as port:
         section = f"exporters: {{prometheus: {{port: {port}}}}}\n"
         async with coordinating(tmp_path) as bench:
             await active(bench, "a", "b", job=JOB + section)
@@ -220,17 +215,14 @@ def test_a_dead_endpoint_is_a_note_of_the_run_which_goes_on(tmp_path: Path) -> N
             assert note.startswith("exporter prometheus gets no data: OSError: 127.0.0.1:")
             assert run.state == control_pb2.RUN_STATE_ACTIVE
 
-    with taken_port() as port:
-        run_scenario(scenario(port))
 
-
-def test_a_killed_process_is_a_note_and_the_run_goes_on(
+async def test_a_killed_process_is_a_note_and_the_run_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
 
-    async def scenario(url: str) -> None:
-        section = f"exporters: {{webhook: {{url: '{url}'}}}}\n"
+    with receiving() as received:
+        section = f"exporters: {{webhook: {{url: '{received.url}'}}}}\n"
         async with coordinating(tmp_path) as bench:
             await active(bench, "a", "b", job=JOB + section)
             await until(lambda: "exporter webhook: posts" in caplog.text)
@@ -242,30 +234,24 @@ def test_a_killed_process_is_a_note_and_the_run_goes_on(
             assert "exporters: their process ended with status -9" in run.notes
             assert run.state == control_pb2.RUN_STATE_ACTIVE
 
-    with receiving() as received:
-        run_scenario(scenario(received.url))
 
-
-def test_a_job_whose_exporter_is_not_installed_is_refused_with_the_cure(
+async def test_a_job_whose_exporter_is_not_installed_is_refused_with_the_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs = {"otlp": ("otel", "no_such_library")}
     monkeypatch.setattr(libraries, "NEEDS", needs)
     monkeypatch.delenv("ISTHMUS_WEBHOOK_URL", raising=False)
 
-    async def scenario() -> None:
-        async with coordinating(tmp_path) as bench:
-            job = JOB + "exporters: {otlp: {}, webhook: {}}\n"
-            code, told = await status_of(bench.submit(job=job))
-            assert code == grpc.StatusCode.INVALID_ARGUMENT
-            assert "job.yaml:5:19: error: no_such_library is not installed in " in told
-            assert "pip install 'isthmus[otel]'" in told
-            assert (
-                "job.yaml:5:32: error: want url, or ISTHMUS_WEBHOOK_URL in the coordinator's "
-                "environment" in told
-            )
-
-    run_scenario(scenario())
+    async with coordinating(tmp_path) as bench:
+        job = JOB + "exporters: {otlp: {}, webhook: {}}\n"
+        code, told = await status_of(bench.submit(job=job))
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+        assert "job.yaml:5:19: error: no_such_library is not installed in " in told
+        assert "pip install 'isthmus[otel]'" in told
+        assert (
+            "job.yaml:5:32: error: want url, or ISTHMUS_WEBHOOK_URL in the coordinator's "
+            "environment" in told
+        )
 
 
 def test_the_next_exporters_go_on_where_the_ones_before_were_asked_to_end(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from isthmus.protos.join_tokens import BadTokenError, JoinToken
 from isthmus.protos.mutual_tls import TlsFiles
 from isthmus.protos.security import control_security
 from tests.fakes.certified import DOMAIN, certify, held_by, speak_tls, tls_options
-from tests.fakes.coordinators import Bench, coordinating, run_scenario, status_of
+from tests.fakes.coordinators import Bench, coordinating, status_of
 
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 SERVER = f"coordinator.{DOMAIN}"
@@ -51,7 +51,7 @@ def kinds(bench: Bench) -> list[str]:
     return [each.kind for each in bench.control._journal.events("", 0)]
 
 
-def test_a_token_gets_a_site_its_certificates_once(
+async def test_a_token_gets_a_site_its_certificates_once(
     tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = tmp_path / "there" / "certs"
@@ -59,123 +59,105 @@ def test_a_token_gets_a_site_its_certificates_once(
         ca=str(there / "ca.pem"), cert=f"{there}/{{name}}.pem", key=f"{there}/{{name}}.key"
     )
 
-    async def scenario() -> None:
-        async with coordinating(tmp_path / "state") as bench:
-            token_path = tmp_path / "a.token"
-            token_path.write_text((await offered(bench, certs)).text() + "\n")
-            with pytest.MonkeyPatch.context() as patch:
-                speak_tls(patch, own)
-                assert await asyncio.to_thread(join, token_path, "a", bench.address)
-                security = control_security("a.agent")
-                options = [("grpc.enable_http_proxy", 0)]
-                async with security.aio_channel(bench.address, options, "coordinator") as channel:
-                    call = CoordinatorStub(channel).Session(timeout=20)  # type: ignore[call-arg]
-                    await call.write(AgentMessage(hello=bench.hello(site="a")))  # type: ignore[attr-defined]
-                    assert (await call.read()).welcome.generation  # type: ignore[attr-defined]
-                assert not await asyncio.to_thread(join, token_path, "a", bench.address)
-                assert {path.stat().st_mode & 0o777 for path in there.glob("*.key")} == {0o600}
-                # Somebody has copied the token, and comes later.
-                for path in there.iterdir():
-                    path.unlink()
-                with pytest.raises(PermissionDeniedError, match="was used before"):
-                    await asyncio.to_thread(join, token_path, "a", bench.address)
-            assert kinds(bench)[-3:] == ["join.offered", "join.used", "caller.refused"]
-            assert list((tmp_path / "state" / "joins").iterdir()) == []
-
-    run_scenario(scenario())
+    async with coordinating(tmp_path / "state") as bench:
+        token_path = tmp_path / "a.token"
+        token_path.write_text((await offered(bench, certs)).text() + "\n")
+        with pytest.MonkeyPatch.context() as patch:
+            speak_tls(patch, own)
+            assert await asyncio.to_thread(join, token_path, "a", bench.address)
+            security = control_security("a.agent")
+            options = [("grpc.enable_http_proxy", 0)]
+            async with security.aio_channel(bench.address, options, "coordinator") as channel:
+                call = CoordinatorStub(channel).Session(timeout=20)  # type: ignore[call-arg]
+                await call.write(AgentMessage(hello=bench.hello(site="a")))  # type: ignore[attr-defined]
+                assert (await call.read()).welcome.generation  # type: ignore[attr-defined]
+            assert not await asyncio.to_thread(join, token_path, "a", bench.address)
+            assert {path.stat().st_mode & 0o777 for path in there.glob("*.key")} == {0o600}
+            # Somebody has copied the token, and comes later.
+            for path in there.iterdir():
+                path.unlink()
+            with pytest.raises(PermissionDeniedError, match="was used before"):
+                await asyncio.to_thread(join, token_path, "a", bench.address)
+        assert kinds(bench)[-3:] == ["join.offered", "join.used", "caller.refused"]
+        assert list((tmp_path / "state" / "joins").iterdir()) == []
 
 
-def test_who_has_a_token_can_do_nothing_else_and_nobody_else_can_join(
+async def test_who_has_a_token_can_do_nothing_else_and_nobody_else_can_join(
     tmp_path: Path, certs: Path
 ) -> None:
-    async def scenario() -> None:
-        async with coordinating(tmp_path / "state") as bench:
-            token = await offered(bench, certs)
-            shown = grpc.ssl_channel_credentials(token.ca, token.key, token.cert)
+    async with coordinating(tmp_path / "state") as bench:
+        token = await offered(bench, certs)
+        shown = grpc.ssl_channel_credentials(token.ca, token.key, token.cert)
+        async with grpc.aio.secure_channel(
+            bench.address, shown, options=tls_options(SERVER)
+        ) as channel:
+            stub = CoordinatorStub(channel)
+            for call in (
+                stub.ListRuns(control_pb2.ListRunsRequest(), timeout=10),
+                stub.ShipLogs(control_pb2.ShipLogsRequest(site="a"), timeout=10),
+                stub.OfferJoin(control_pb2.OfferJoinRequest(site="a"), timeout=10),
+            ):
+                assert (await status_of(call))[0] is DENIED  # type: ignore[arg-type]
+        for name in ("a.agent", "b.gateway", "operator"):
             async with grpc.aio.secure_channel(
-                bench.address, shown, options=tls_options(SERVER)
+                bench.address, held_by(certs, name), options=tls_options(SERVER)
             ) as channel:
-                stub = CoordinatorStub(channel)
-                for call in (
-                    stub.ListRuns(control_pb2.ListRunsRequest(), timeout=10),
-                    stub.ShipLogs(control_pb2.ShipLogsRequest(site="a"), timeout=10),
-                    stub.OfferJoin(control_pb2.OfferJoinRequest(site="a"), timeout=10),
-                ):
-                    assert (await status_of(call))[0] is DENIED  # type: ignore[arg-type]
-            for name in ("a.agent", "b.gateway", "operator"):
-                async with grpc.aio.secure_channel(
-                    bench.address, held_by(certs, name), options=tls_options(SERVER)
-                ) as channel:
-                    joining = CoordinatorStub(channel).Join(control_pb2.JoinRequest(), timeout=10)
-                    assert (await status_of(joining))[0] is DENIED, name  # type: ignore[arg-type]
-            assert await asyncio.to_thread(token.exchange, bench.address)
-
-    run_scenario(scenario())
+                joining = CoordinatorStub(channel).Join(control_pb2.JoinRequest(), timeout=10)
+                assert (await status_of(joining))[0] is DENIED, name  # type: ignore[arg-type]
+        assert await asyncio.to_thread(token.exchange, bench.address)
 
 
-def test_a_token_that_was_never_offered_or_has_ended_is_refused(
+async def test_a_token_that_was_never_offered_or_has_ended_is_refused(
     tmp_path: Path, certs: Path
 ) -> None:
-    async def scenario() -> None:
-        async with coordinating(tmp_path / "state") as bench:
-            unknown = make_token(certs, "a", 1.0)
-            with pytest.raises(PermissionDeniedError, match="never offered"):
-                await asyncio.to_thread(unknown.exchange, bench.address)
-            expired = make_token(certs, "a", -0.001)
-            with pytest.raises(IsthmusError):
-                await asyncio.to_thread(expired.exchange, bench.address)
-            late = await offered(bench, certs)
-            (path,) = (tmp_path / "state" / "joins").iterdir()
-            path.write_text(json.dumps({**json.loads(path.read_text()), "ends_wall_s": 1.0}))
-            with pytest.raises(PermissionDeniedError):
-                await asyncio.to_thread(late.exchange, bench.address)
-
-    run_scenario(scenario())
+    async with coordinating(tmp_path / "state") as bench:
+        unknown = make_token(certs, "a", 1.0)
+        with pytest.raises(PermissionDeniedError, match="never offered"):
+            await asyncio.to_thread(unknown.exchange, bench.address)
+        expired = make_token(certs, "a", -0.001)
+        with pytest.raises(IsthmusError):
+            await asyncio.to_thread(expired.exchange, bench.address)
+        late = await offered(bench, certs)
+        (path,) = (tmp_path / "state" / "joins").iterdir()
+        path.write_text(json.dumps({**json.loads(path.read_text()), "ends_wall_s": 1.0}))
+        with pytest.raises(PermissionDeniedError):
+            await asyncio.to_thread(late.exchange, bench.address)
 
 
-def test_a_token_is_good_until_its_use_is_known_and_the_answer_comes_last(
+async def test_a_token_is_good_until_its_use_is_known_and_the_answer_comes_last(
     tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies(_joins: Joins, _holder: str) -> None:
         raise SystemExit("killed")
 
-    async def scenario() -> None:
-        async with coordinating(tmp_path / "state") as bench:
-            token = await offered(bench, certs)
-            with monkeypatch.context() as patch:
-                patch.setattr(Joins, "forget", dies)
-                with pytest.raises(SystemExit):
-                    bench.control.use_join(token.holder, "a")
-            assert kinds(bench)[-1] == "join.used"
-            assert await asyncio.to_thread(token.exchange, bench.address)
-            assert list((tmp_path / "state" / "joins").iterdir()) == []
-
-    run_scenario(scenario())
+    async with coordinating(tmp_path / "state") as bench:
+        token = await offered(bench, certs)
+        with monkeypatch.context() as patch:
+            patch.setattr(Joins, "forget", dies)
+            with pytest.raises(SystemExit):
+                bench.control.use_join(token.holder, "a")
+        assert kinds(bench)[-1] == "join.used"
+        assert await asyncio.to_thread(token.exchange, bench.address)
+        assert list((tmp_path / "state" / "joins").iterdir()) == []
 
 
-def test_a_disk_that_takes_no_offer_is_named(tmp_path: Path, certs: Path) -> None:
-    async def scenario() -> None:
-        async with coordinating(tmp_path / "state") as bench:
-            (tmp_path / "state" / "joins").write_text("a file where the folder belongs")
-            code, told = await status_of(offered(bench, certs))
-            assert code is grpc.StatusCode.ALREADY_EXISTS
-            assert told == f"at the coordinator: {tmp_path}/state/joins: File exists"
-
-    run_scenario(scenario())
+async def test_a_disk_that_takes_no_offer_is_named(tmp_path: Path, certs: Path) -> None:
+    async with coordinating(tmp_path / "state") as bench:
+        (tmp_path / "state" / "joins").write_text("a file where the folder belongs")
+        code, told = await status_of(offered(bench, certs))
+        assert code is grpc.StatusCode.ALREADY_EXISTS
+        assert told == f"at the coordinator: {tmp_path}/state/joins: File exists"
 
 
-def test_nobody_but_the_own_coordinator_learns_anything(tmp_path: Path, certs: Path) -> None:
+async def test_nobody_but_the_own_coordinator_learns_anything(tmp_path: Path, certs: Path) -> None:
     foreign = tmp_path / "foreign"
     make_authority(foreign, DOMAIN)
     other = make_token(foreign, "a", 1.0)
 
-    async def scenario() -> None:
-        async with coordinating(tmp_path / "state") as bench:
-            with pytest.raises(IsthmusError):  # the server's certificate is not of its authority
-                await asyncio.to_thread(other.exchange, bench.address)
-            assert "join.used" not in kinds(bench)
-
-    run_scenario(scenario())
+    async with coordinating(tmp_path / "state") as bench:
+        with pytest.raises(IsthmusError):  # the server's certificate is not of its authority
+            await asyncio.to_thread(other.exchange, bench.address)
+        assert "join.used" not in kinds(bench)
 
 
 def test_what_is_sealed_is_for_one_token_and_cannot_be_changed(certs: Path) -> None:

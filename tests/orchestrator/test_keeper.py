@@ -6,7 +6,7 @@ import asyncio
 import errno
 import json
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -116,11 +116,9 @@ class World:
         await self.is_so(lambda: self.kept.part.state == UP)
 
 
-def play(story: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(story(), 3 * DEADLINE_S))
-
-
-def test_a_disk_that_is_full_ends_no_care(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_is_full_ends_no_care(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write, is_full = Standing.write, False
 
     def refuse(standing: Standing, folder: Path) -> None:
@@ -128,23 +126,19 @@ def test_a_disk_that_is_full_ends_no_care(tmp_path: Path, monkeypatch: pytest.Mo
             raise OSError(errno.ENOSPC, "No space left on device", str(folder))
         write(standing, folder)
 
-    async def story() -> None:
-        nonlocal is_full
-        monkeypatch.setattr(Standing, "write", refuse)
-        world = World(tmp_path, monkeypatch)
-        world.keeper.keep(world.kept)
-        await world.come_up(1)
-        is_full = True
-        world.launcher.streams[-1].end(8)
-        await world.come_up(2)  # its line that it is up is read, too
-        found = read(tmp_path)
-        assert found is not None
-        assert found.parts["coordinator"].restarts == 0, "nothing could be written"
-        is_full = False
-        await world.is_so(lambda: _restarts(tmp_path) == 1)
-        await world.keeper.stop()
-
-    play(story)
+    monkeypatch.setattr(Standing, "write", refuse)
+    world = World(tmp_path, monkeypatch)
+    world.keeper.keep(world.kept)
+    await world.come_up(1)
+    is_full = True
+    world.launcher.streams[-1].end(8)
+    await world.come_up(2)  # its line that it is up is read, too
+    found = read(tmp_path)
+    assert found is not None
+    assert found.parts["coordinator"].restarts == 0, "nothing could be written"
+    is_full = False
+    await world.is_so(lambda: _restarts(tmp_path) == 1)
+    await world.keeper.stop()
 
 
 def _restarts(folder: Path) -> int:
@@ -152,66 +146,57 @@ def _restarts(folder: Path) -> int:
     return -1 if found is None else found.parts["coordinator"].restarts
 
 
-def test_a_part_that_was_up_is_never_given_up(
+async def test_a_part_that_was_up_is_never_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        world = World(tmp_path, monkeypatch)
-        world.keeper.keep(world.kept)
-        await world.come_up(1)
-        world.launcher.error = LaunchError("host_unreachable", "no route", "see the network")
-        world.launcher.streams[-1].end(1)
-        await world.is_so(lambda: world.launcher.num_tried > 20)
-        part = world.kept.part
-        assert (part.state, part.reason, part.cure) == (
-            *(RESTARTING, "host_unreachable", "see the network"),
-        )
-        world.launcher.error = None
-        await world.come_up(2)
-        assert (part.reason, part.message, part.cure) == ("", "", "")
-        await world.keeper.stop()
-
-    play(story)
+    world = World(tmp_path, monkeypatch)
+    world.keeper.keep(world.kept)
+    await world.come_up(1)
+    world.launcher.error = LaunchError("host_unreachable", "no route", "see the network")
+    world.launcher.streams[-1].end(1)
+    await world.is_so(lambda: world.launcher.num_tried > 20)
+    part = world.kept.part
+    assert (part.state, part.reason, part.cure) == (
+        *(RESTARTING, "host_unreachable", "see the network"),
+    )
+    world.launcher.error = None
+    await world.come_up(2)
+    assert (part.reason, part.message, part.cure) == ("", "", "")
+    await world.keeper.stop()
 
 
-def test_a_part_that_was_never_up_waits_until_it_is_woken(
+async def test_a_part_that_was_never_up_waits_until_it_is_woken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        world = World(tmp_path, monkeypatch)
-        world.launcher.error = LaunchError("python_missing", "no python", "install it")
-        world.keeper.keep(world.kept)
-        assert world.kept.part.state == STARTING
-        await world.is_so(lambda: world.kept.part.state == FAILED)
-        assert world.pauses_s == []
-        world.launcher.error = None
-        world.keeper.wake()
-        await world.come_up(1)
-        await world.keeper.stop()
-
-    play(story)
+    world = World(tmp_path, monkeypatch)
+    world.launcher.error = LaunchError("python_missing", "no python", "install it")
+    world.keeper.keep(world.kept)
+    assert world.kept.part.state == STARTING
+    await world.is_so(lambda: world.kept.part.state == FAILED)
+    assert world.pauses_s == []
+    world.launcher.error = None
+    world.keeper.wake()
+    await world.come_up(1)
+    await world.keeper.stop()
 
 
-def test_a_secret_that_cannot_be_read_is_tried_again(
+async def test_a_secret_that_cannot_be_read_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        world = World(tmp_path, monkeypatch)
-        world.keeper.keep(world.kept)
-        await world.come_up(1)
-        make_spec, num_asked = world.kept.make_spec, 0
+    world = World(tmp_path, monkeypatch)
+    world.keeper.keep(world.kept)
+    await world.come_up(1)
+    make_spec, num_asked = world.kept.make_spec, 0
 
-        def refuse_once() -> Spec:
-            nonlocal num_asked
-            num_asked += 1
-            if num_asked == 1:
-                raise PermissionError(errno.EACCES, "Permission denied", "ca.pem")
-            return make_spec()
+    def refuse_once() -> Spec:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked == 1:
+            raise PermissionError(errno.EACCES, "Permission denied", "ca.pem")
+        return make_spec()
 
-        world.kept.make_spec = refuse_once
-        world.launcher.streams[-1].end(1)
-        await world.come_up(2)
-        assert num_asked == 2
-        await world.keeper.stop()
-
-    play(story)
+    world.kept.make_spec = refuse_once
+    world.launcher.streams[-1].end(1)
+    await world.come_up(2)
+    assert num_asked == 2
+    await world.keeper.stop()

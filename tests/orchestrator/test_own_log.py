@@ -72,27 +72,24 @@ def test_a_disk_that_refuses_ends_nothing(tmp_path: Path) -> None:
     OwnLines(lambda: run).handle(record("lost"))  # type: ignore[arg-type,return-value]
 
 
-def test_the_end_of_its_file_stays_on_the_disk(
+async def test_the_end_of_its_file_stays_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "ON_DISK_BYTES", 64 << 10)
     path = tmp_path / "coordinator.log"
 
-    async def story() -> None:
-        bounding = asyncio.create_task(bound(tmp_path / "none"))
+    bounding = asyncio.create_task(bound(tmp_path / "none"))
+    await asyncio.sleep(0)
+    assert not bounding.done(), "it is not there yet"
+    bounding.cancel()
+    with path.open("ab", buffering=0) as log:
+        for _ in range(1000):
+            log.write(b"x" * 1023 + b"\n")
+        log.write(b"error: why it ended\nhint: do not\n")
+        bounding = asyncio.create_task(bound(path))
         await asyncio.sleep(0)
-        assert not bounding.done(), "it is not there yet"
         bounding.cancel()
-        with path.open("ab", buffering=0) as log:
-            for _ in range(1000):
-                log.write(b"x" * 1023 + b"\n")
-            log.write(b"error: why it ended\nhint: do not\n")
-            bounding = asyncio.create_task(bound(path))
-            await asyncio.sleep(0)
-            bounding.cancel()
-            log.write(b"and on it goes\n")
-
-    asyncio.run(story())
+        log.write(b"and on it goes\n")
     assert path.stat().st_size > 1000 << 10
     assert last_line(path) == "and on it goes"
     assert path.read_bytes().endswith(63 * (b"x" * 1023 + b"\n") + path.read_bytes()[-48:])

@@ -16,58 +16,52 @@ from isthmus.protos.proxies import PROXY, ProxyError, proxy_options
 from isthmus.protos.security import InsecureAddressError, control_security
 from isthmus.sites.agent.session import channel_options
 from tests.fakes.certified import certify, speak_tls
-from tests.fakes.coordinators import coordinating, run_scenario
+from tests.fakes.coordinators import coordinating
 from tests.fakes.http_proxy import http_proxy
 
 if TYPE_CHECKING:
     from isthmus.protos.control.v1.control_pb2_grpc import CoordinatorAsyncStub
 
 
-def test_agents_and_operators_go_through_the_proxy(
+async def test_agents_and_operators_go_through_the_proxy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speak_tls(monkeypatch, certify(tmp_path / "certs", "a", "b"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
-    async def scenario() -> None:
-        async with coordinating(tmp_path / "state") as bench, http_proxy() as proxy:
-            url = proxy.url.replace("//", "//me:secret@")
-            monkeypatch.setenv(PROXY, url)
-            options = channel_options(bench.control.timeouts)
-            security = control_security("a.agent")
-            async with security.aio_channel(bench.address, options, COORDINATOR) as channel:
-                stub: CoordinatorAsyncStub = CoordinatorStub(channel)  # type: ignore[assignment]
-                call = stub.Session(timeout=20)
-                await call.write(AgentMessage(hello=bench.hello(site="a")))
-                answer = await call.read()
-                assert isinstance(answer, CoordinatorMessage)
-                assert answer.welcome.generation
+    async with coordinating(tmp_path / "state") as bench, http_proxy() as proxy:
+        url = proxy.url.replace("//", "//me:secret@")
+        monkeypatch.setenv(PROXY, url)
+        options = channel_options(bench.control.timeouts)
+        security = control_security("a.agent")
+        async with security.aio_channel(bench.address, options, COORDINATOR) as channel:
+            stub: CoordinatorAsyncStub = CoordinatorStub(channel)  # type: ignore[assignment]
+            call = stub.Session(timeout=20)
+            await call.write(AgentMessage(hello=bench.hello(site="a")))
+            answer = await call.read()
+            assert isinstance(answer, CoordinatorMessage)
+            assert answer.welcome.generation
 
-            def listed() -> int:
-                with Client(bench.address) as client:
-                    return len(client.list_runs())
+        def listed() -> int:
+            with Client(bench.address) as client:
+                return len(client.list_runs())
 
-            assert await asyncio.to_thread(listed) == 0
-            assert set(proxy.asked) == {bench.address}
-            assert len(proxy.asked) == len(proxy.credentials) == 2
-
-    run_scenario(scenario())
+        assert await asyncio.to_thread(listed) == 0
+        assert set(proxy.asked) == {bench.address}
+        assert len(proxy.asked) == len(proxy.credentials) == 2
 
 
-def test_the_webs_proxy_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        async with coordinating(tmp_path / "state") as bench, http_proxy() as proxy:
-            for name in ("http_proxy", "https_proxy", "grpc_proxy"):
-                monkeypatch.setenv(name, proxy.url)
+async def test_the_webs_proxy_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with coordinating(tmp_path / "state") as bench, http_proxy() as proxy:
+        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+            monkeypatch.setenv(name, proxy.url)
 
-            def listed() -> int:
-                with Client(bench.address) as client:
-                    return len(client.list_runs())
+        def listed() -> int:
+            with Client(bench.address) as client:
+                return len(client.list_runs())
 
-            assert await asyncio.to_thread(listed) == 0
-            assert proxy.asked == []
-
-    run_scenario(scenario())
+        assert await asyncio.to_thread(listed) == 0
+        assert proxy.asked == []
 
 
 def test_a_proxy_takes_tls_and_a_url(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from isthmus.sites.agent.known_coordinator import KnownCoordinator
 from isthmus.sites.agent.session import Dialler, Session, SessionLostError, channel_options
 from isthmus.topology.documents.load import load_topology
 from isthmus.topology.spec.timeouts import Timeouts
-from tests.fakes.coordinators import Bench, coordinating, run_scenario
+from tests.fakes.coordinators import Bench, coordinating
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import until
 from tests.fakes.worlds import topology_text
@@ -71,79 +71,72 @@ async def carried(bench: Bench, port: int, folder: Path) -> AsyncIterator[Carrie
         await channel.close()
 
 
-def test_connections_are_reset_again_and_again_and_nothing_is_lost(tmp_path: Path) -> None:
+async def test_connections_are_reset_again_and_again_and_nothing_is_lost(tmp_path: Path) -> None:
     steps = 400
 
-    async def scenario() -> None:
-        async with coordinating(tmp_path, topology_text()) as bench:
-            port = int(bench.address.rpartition(":")[2])
-            with TcpProxy(port) as proxy:
-                async with carried(bench, proxy.port, tmp_path) as a:
-                    (b,) = await bench.join("b")
-                    await bench.submit()
-                    await b.prepare()
-                    await a.wait("prepare")
-                    named: Any = {"run_id": a.run_id, "generation": a.generation}
-                    outbox = a.session.outbox
-                    endpoint = pb.GatewayEndpoint(site="a", gateway=0, host="127.0.0.1", port=9)
-                    prepared = pb.SitePrepared(**named, endpoints=[endpoint])
-                    outbox.put(pb.AgentMessage(prepared=prepared))
-                    await b.run()
-                    await a.wait("start")
-                    outbox.put(pb.AgentMessage(running=pb.SiteRunning(**named)))
-                    await bench.until(lambda run: run.state == pb.RUN_STATE_ACTIVE)
-                    longest_s = 0.0
-                    for step in range(1, steps + 1):
-                        a.digest(step)
-                        await b.say(digest=pb.Digest(step=step, rank=0, combined=step))
-                        if step % 50 == 0:
-                            begun_s = time.monotonic()
-                            proxy.reset()
-                            await until(lambda: not outbox.numbered, lambda: "acknowledgements")
-                            longest_s = max(longest_s, time.monotonic() - begun_s)
-                        else:
-                            await asyncio.sleep(0.002)
-                    assert longest_s < 1.0 + bench.control.timeouts.heartbeat_s
-                    outbox.put(pb.AgentMessage(ended=pb.SiteEnded(**named, succeeded=True)))
-                    await b.end(succeeded=True)
-                    ended = await bench.ended()
-                    assert ended.state == pb.RUN_STATE_SUCCEEDED, ended.reason
-                    assert ended.totals["verified_steps"] == steps
-                    kinds = [each.kind for each in bench.control.events_of("run-1", 0)]
-                    assert kinds.count("session.broken") == kinds.count("session.resumed") == 8
-                    assert "site.lost" not in kinds
-
-    run_scenario(scenario())
+    async with coordinating(tmp_path, topology_text()) as bench:
+        port = int(bench.address.rpartition(":")[2])
+        with TcpProxy(port) as proxy:
+            async with carried(bench, proxy.port, tmp_path) as a:
+                (b,) = await bench.join("b")
+                await bench.submit()
+                await b.prepare()
+                await a.wait("prepare")
+                named: Any = {"run_id": a.run_id, "generation": a.generation}
+                outbox = a.session.outbox
+                endpoint = pb.GatewayEndpoint(site="a", gateway=0, host="127.0.0.1", port=9)
+                prepared = pb.SitePrepared(**named, endpoints=[endpoint])
+                outbox.put(pb.AgentMessage(prepared=prepared))
+                await b.run()
+                await a.wait("start")
+                outbox.put(pb.AgentMessage(running=pb.SiteRunning(**named)))
+                await bench.until(lambda run: run.state == pb.RUN_STATE_ACTIVE)
+                longest_s = 0.0
+                for step in range(1, steps + 1):
+                    a.digest(step)
+                    await b.say(digest=pb.Digest(step=step, rank=0, combined=step))
+                    if step % 50 == 0:
+                        begun_s = time.monotonic()
+                        proxy.reset()
+                        await until(lambda: not outbox.numbered, lambda: "acknowledgements")
+                        longest_s = max(longest_s, time.monotonic() - begun_s)
+                    else:
+                        await asyncio.sleep(0.002)
+                assert longest_s < 1.0 + bench.control.timeouts.heartbeat_s
+                outbox.put(pb.AgentMessage(ended=pb.SiteEnded(**named, succeeded=True)))
+                await b.end(succeeded=True)
+                ended = await bench.ended()
+                assert ended.state == pb.RUN_STATE_SUCCEEDED, ended.reason
+                assert ended.totals["verified_steps"] == steps
+                kinds = [each.kind for each in bench.control.events_of("run-1", 0)]
+                assert kinds.count("session.broken") == kinds.count("session.resumed") == 8
+                assert "site.lost" not in kinds
 
 
-def test_silence_shorter_than_the_lease_ends_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        topology = topology_text(detect_within="2s", start_within="20s")
-        async with coordinating(tmp_path, topology) as bench:
-            port = int(bench.address.rpartition(":")[2])
-            with TcpProxy(port) as proxy:
-                async with carried(bench, proxy.port, tmp_path) as a:
-                    session = a.session.welcome.session
-                    proxy.swallow()
-                    await asyncio.sleep(1.5)
-                    proxy.reset()
-                    await bench.join("b")
-                    await bench.submit()
-                    await a.wait("prepare")
-                    assert a.session.welcome.session == session
-
-    run_scenario(scenario())
+async def test_silence_shorter_than_the_lease_ends_nothing(tmp_path: Path) -> None:
+    topology = topology_text(detect_within="2s", start_within="20s")
+    async with coordinating(tmp_path, topology) as bench:
+        port = int(bench.address.rpartition(":")[2])
+        with TcpProxy(port) as proxy:
+            async with carried(bench, proxy.port, tmp_path) as a:
+                session = a.session.welcome.session
+                proxy.swallow()
+                await asyncio.sleep(1.5)
+                proxy.reset()
+                await bench.join("b")
+                await bench.submit()
+                await a.wait("prepare")
+                assert a.session.welcome.session == session
 
 
-def test_a_coordinator_that_is_far_away_is_reached_by_the_first_attempt(tmp_path: Path) -> None:
+async def test_a_coordinator_that_is_far_away_is_reached_by_the_first_attempt(
+    tmp_path: Path,
+) -> None:
     """Also with a short `detect_within`, whose pauses between attempts are shorter than this."""
 
-    async def scenario() -> None:
-        topology = topology_text(detect_within="2s", start_within="20s")
-        async with coordinating(tmp_path, topology) as bench:
-            port = int(bench.address.rpartition(":")[2])
-            with TcpProxy(port, accept_after_s=0.5) as far:
-                async with carried(bench, far.port, tmp_path):
-                    assert far.num_accepted == 1
-
-    run_scenario(scenario())
+    topology = topology_text(detect_within="2s", start_within="20s")
+    async with coordinating(tmp_path, topology) as bench:
+        port = int(bench.address.rpartition(":")[2])
+        with TcpProxy(port, accept_after_s=0.5) as far:
+            async with carried(bench, far.port, tmp_path):
+                assert far.num_accepted == 1

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,10 +28,6 @@ NARROW_BYTES_PER_S = 1.25e5
 
 
 GONE = pb.Failure(code="SITE_LOST", message="its processes were killed", site="c")
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 60))
 
 
 async def proposed(bench: Bench) -> tuple[list[FakeAgent], pb.Settle]:
@@ -74,48 +68,39 @@ def kinds(folder: Path) -> list[str]:
         return [event.kind for event in journal.events("run-1")]
 
 
-def test_nobody_switches_when_a_site_goes_away_before_it_has_settled(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with coordinating(tmp_path, topology_text(3, min_sites=1, max_restarts=0)) as bench:
-            (a, b, c), asked = await proposed(bench)
-            await settle(a, asked)
-            await settle(b, asked)
-            await c.end(GONE)
-            for agent in (a, b):
-                again = (await agent.hear("settle")).settle
-                assert (again.epoch, again.stops, list(again.lost)) == (2, True, ["c"])
-
-    run(scenario())
+async def test_nobody_switches_when_a_site_goes_away_before_it_has_settled(tmp_path: Path) -> None:
+    async with coordinating(tmp_path, topology_text(3, min_sites=1, max_restarts=0)) as bench:
+        (a, b, c), asked = await proposed(bench)
+        await settle(a, asked)
+        await settle(b, asked)
+        await c.end(GONE)
+        for agent in (a, b):
+            again = (await agent.hear("settle")).settle
+            assert (again.epoch, again.stops, list(again.lost)) == (2, True, ["c"])
     told = kinds(tmp_path)
     assert "run.replanned" not in told
     assert "plan.kept" in told
 
 
-def test_all_switch_once_all_have_settled(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with coordinating(tmp_path, topology_text(3, min_sites=1, max_restarts=0)) as bench:
-            agents, asked = await proposed(bench)
-            for agent, round_ in zip(agents, (4, 5, 4), strict=True):
-                await settle(agent, asked, round_)
-            for agent in agents:
-                epoch = Epoch.from_bytes((await agent.hear("resume")).resume.record)
-                assert (epoch.number, epoch.from_round, epoch.members) == (1, 6, SITES)
-                assert epoch.reduction == CodedPlan.from_bytes(asked.reduction)
-
-    run(scenario())
+async def test_all_switch_once_all_have_settled(tmp_path: Path) -> None:
+    async with coordinating(tmp_path, topology_text(3, min_sites=1, max_restarts=0)) as bench:
+        agents, asked = await proposed(bench)
+        for agent, round_ in zip(agents, (4, 5, 4), strict=True):
+            await settle(agent, asked, round_)
+        for agent in agents:
+            epoch = Epoch.from_bytes((await agent.hear("resume")).resume.record)
+            assert (epoch.number, epoch.from_round, epoch.members) == (1, 6, SITES)
+            assert epoch.reduction == CodedPlan.from_bytes(asked.reduction)
     told = kinds(tmp_path)
     assert told.index("epoch.begun") < told.index("run.replanned")
 
 
-def test_a_site_that_cannot_have_other_trees_keeps_the_others_from_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with coordinating(tmp_path, topology_text(3, min_sites=1, max_restarts=0)) as bench:
-            (a, b, c), asked = await proposed(bench)
-            await settle(a, asked)
-            why = "site b has not answered"
-            await c.say(settled=pb.Settled(epoch=asked.epoch, round=1, why=why))
-            for agent in (a, b, c):
-                assert (await agent.hear("cancel_settle")).cancel_settle.epoch == asked.epoch
-
-    run(scenario())
+async def test_a_site_that_cannot_have_other_trees_keeps_the_others_from_it(tmp_path: Path) -> None:
+    async with coordinating(tmp_path, topology_text(3, min_sites=1, max_restarts=0)) as bench:
+        (a, b, c), asked = await proposed(bench)
+        await settle(a, asked)
+        why = "site b has not answered"
+        await c.say(settled=pb.Settled(epoch=asked.epoch, round=1, why=why))
+        for agent in (a, b, c):
+            assert (await agent.hear("cancel_settle")).cancel_settle.epoch == asked.epoch
     assert "plan.kept" in kinds(tmp_path)

@@ -164,19 +164,16 @@ def test_what_matters_most_is_shipped_first(tmp_path: Path) -> None:
     assert receiver.texts("agent") == ["mine", "second"]
 
 
-def test_the_end_of_a_source_comes_before_a_long_backlog_of_it(tmp_path: Path) -> None:
+async def test_the_end_of_a_source_comes_before_a_long_backlog_of_it(tmp_path: Path) -> None:
     """Else a coordinator that takes lines slowly would never hear a rank's last words."""
     receiver = Receiver(refusals=1)
     path = tmp_path / "log"
     append(path, b"talk\n" * 50_000)
     ships = shipper(receiver, {path: "rank0"})
 
-    async def story() -> None:
-        await ships._collect()  # they wait, for nothing is taken
-        append(path, b"the last words\n")
-        await ships.finish(time.monotonic() + 20)
-
-    asyncio.run(story())
+    await ships._collect()  # they wait, for nothing is taken
+    append(path, b"the last words\n")
+    await ships.finish(time.monotonic() + 20)
     lines = [line for request in receiver.requests for line in request.lines]
     assert lines[0].text.endswith("lines dropped")
     assert lines[-1].text == "the last words"
@@ -185,7 +182,7 @@ def test_the_end_of_a_source_comes_before_a_long_backlog_of_it(tmp_path: Path) -
     assert sum(line.ByteSize() for line in lines) <= KEEP_BYTES + LOG_LINE_BYTES
 
 
-def test_the_traceback_of_a_rank_that_printed_much_is_shipped(tmp_path: Path) -> None:
+async def test_the_traceback_of_a_rank_that_printed_much_is_shipped(tmp_path: Path) -> None:
     receiver = Receiver()
     folder = tmp_path / "ranks" / "a_x" / "attempt_0" / "3"
     folder.mkdir(parents=True)
@@ -195,11 +192,8 @@ def test_the_traceback_of_a_rank_that_printed_much_is_shipped(tmp_path: Path) ->
     assert {source for source, _ in sources} == {"rank11"}
     ships = shipper(receiver, {path: source for source, path in sources})
 
-    async def story() -> None:
-        await ships._collect()  # both wait when the run ends
-        await ships.finish(time.monotonic() + 20)
-
-    asyncio.run(story())
+    await ships._collect()  # both wait when the run ends
+    await ships.finish(time.monotonic() + 20)
     lines = [line.text for request in receiver.requests for line in request.lines]
     assert lines[0].endswith("lines dropped")
     assert "the last words" in lines
@@ -214,23 +208,20 @@ def test_a_coordinator_that_takes_nothing_is_given_up_on_time(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_lines_are_shipped_while_the_run_goes_on(tmp_path: Path) -> None:
+async def test_lines_are_shipped_while_the_run_goes_on(tmp_path: Path) -> None:
     receiver = Receiver(refusals=1)
     path = tmp_path / "log"
 
-    async def story() -> None:
-        logs = shipper(receiver, {path: "rank0"})
-        running = asyncio.create_task(logs.run())
-        async with asyncio.timeout(30):
-            for number in range(3):
-                append(path, b"line %d\n" % number)
-                while len(receiver.texts("rank0")) <= number:
-                    receiver.arrived.clear()
-                    await receiver.arrived.wait()
-        running.cancel()
-        await asyncio.wait([running])
-
-    asyncio.run(story())
+    logs = shipper(receiver, {path: "rank0"})
+    running = asyncio.create_task(logs.run())
+    async with asyncio.timeout(30):
+        for number in range(3):
+            append(path, b"line %d\n" % number)
+            while len(receiver.texts("rank0")) <= number:
+                receiver.arrived.clear()
+                await receiver.arrived.wait()
+    running.cancel()
+    await asyncio.wait([running])
     assert receiver.texts("rank0") == ["line 0", "line 1", "line 2"]
 
 

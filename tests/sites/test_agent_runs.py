@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -63,38 +63,32 @@ async def ended(coordinator: AgentCoordinator, bench: AgentBench) -> control.Sit
     return message
 
 
-def play(story: Callable[[], Awaitable[None]]) -> None:
-    """Run an asynchronous test."""
-    asyncio.run(asyncio.wait_for(story(), 120))
-
-
 @pytest.mark.parametrize(
     ("nodes", "ranks"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.exhaustive)]
 )
-def test_a_run_succeeds_and_the_next_one_follows(tmp_path: Path, nodes: int, ranks: int) -> None:
-    async def story() -> None:
-        async with scene(tmp_path, "done", nodes=nodes, ranks=ranks) as (coordinator, bench):
-            end = await ended(coordinator, bench)
-            assert end.succeeded, end
-            assert not end.failures
-            assert coordinator.all("running")
-            metrics = [each.metrics for each in coordinator.all("metrics")]
-            assert sum(len(batch.metrics) for batch in metrics) == 2
-            assert {each.digest.rank for each in coordinator.all("digest")} == {0, 1}
-            # Everything about the run came before its end.
-            assert coordinator.messages[-1].HasField("ended")
-            assert "rank 1 done in a" in coordinator.text("rank1")
-            assert "r1" in coordinator.text("agent")
-            coordinator.forget()
-            topology = topology_yaml(nodes, ranks)
-            coordinator.say(prepare=prepare(topology, job_yaml("done"), "r2", generation=2))
-            await coordinator.wait_message("prepared")
-            coordinator.say(start=control.Start(run_id="r2", generation=2))
-            assert (await ended(coordinator, bench)).succeeded
-            bench.process.send_signal(signal.SIGTERM)
-            assert await bench.wait_ended() == 0, bench.log()
-
-    play(story)
+async def test_a_run_succeeds_and_the_next_one_follows(
+    tmp_path: Path, nodes: int, ranks: int
+) -> None:
+    async with scene(tmp_path, "done", nodes=nodes, ranks=ranks) as (coordinator, bench):
+        end = await ended(coordinator, bench)
+        assert end.succeeded, end
+        assert not end.failures
+        assert coordinator.all("running")
+        metrics = [each.metrics for each in coordinator.all("metrics")]
+        assert sum(len(batch.metrics) for batch in metrics) == 2
+        assert {each.digest.rank for each in coordinator.all("digest")} == {0, 1}
+        # Everything about the run came before its end.
+        assert coordinator.messages[-1].HasField("ended")
+        assert "rank 1 done in a" in coordinator.text("rank1")
+        assert "r1" in coordinator.text("agent")
+        coordinator.forget()
+        topology = topology_yaml(nodes, ranks)
+        coordinator.say(prepare=prepare(topology, job_yaml("done"), "r2", generation=2))
+        await coordinator.wait_message("prepared")
+        coordinator.say(start=control.Start(run_id="r2", generation=2))
+        assert (await ended(coordinator, bench)).succeeded
+        bench.process.send_signal(signal.SIGTERM)
+        assert await bench.wait_ended() == 0, bench.log()
 
 
 LEFT_OVER = {
@@ -122,39 +116,33 @@ LEFT_OVER = {
 """What a launcher leaves in the environment of an agent that it starts."""
 
 
-def test_ranks_have_what_a_prologue_sets_up_and_nothing_that_a_launcher_has_left(
+async def test_ranks_have_what_a_prologue_sets_up_and_nothing_that_a_launcher_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in LEFT_OVER.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("KEPT_BY_RANKS", "yes")
 
-    async def story() -> None:
-        lines = """prologue: [export A='b c', echo some noise, cat, 'set -- env B=2 "$@"']"""
-        async with scene(tmp_path, "surroundings", more=lines) as (coordinator, bench):
-            end = await ended(coordinator, bench)
-            assert end.succeeded, end
-            for rank in range(2):
-                found = json.loads(coordinator.text(f"rank{rank}").removeprefix(f"rank{rank}: "))
-                left = {name for name, value in LEFT_OVER.items() if found.get(name) == value}
-                assert left == set()
-                assert (found["RANK"], found["WORLD_SIZE"]) == (str(rank), "2")
-                assert not [name for name in found if name.startswith(("SLURM_", "PET_"))]
-                assert (found["KEPT_BY_RANKS"], found["A"], found["B"]) == ("yes", "b c", "2")
-
-    play(story)
+    lines = """prologue: [export A='b c', echo some noise, cat, 'set -- env B=2 "$@"']"""
+    async with scene(tmp_path, "surroundings", more=lines) as (coordinator, bench):
+        end = await ended(coordinator, bench)
+        assert end.succeeded, end
+        for rank in range(2):
+            found = json.loads(coordinator.text(f"rank{rank}").removeprefix(f"rank{rank}: "))
+            left = {name for name, value in LEFT_OVER.items() if found.get(name) == value}
+            assert left == set()
+            assert (found["RANK"], found["WORLD_SIZE"]) == (str(rank), "2")
+            assert not [name for name in found if name.startswith(("SLURM_", "PET_"))]
+            assert (found["KEPT_BY_RANKS"], found["A"], found["B"]) == ("yes", "b c", "2")
 
 
-def test_a_line_of_the_prologue_that_fails_is_named(tmp_path: Path) -> None:
-    async def story() -> None:
-        lines = "prologue: [export A=1, 'module load cuda/99']"
-        async with scene(tmp_path, "done", more=lines) as (coordinator, bench):
-            end = await ended(coordinator, bench)
-            (failure,) = end.failures
-            assert failure.code == "LAUNCH_FAILED"
-            assert "was not started: prologue.1: module load cuda/99 (status " in failure.message
-
-    play(story)
+async def test_a_line_of_the_prologue_that_fails_is_named(tmp_path: Path) -> None:
+    lines = "prologue: [export A=1, 'module load cuda/99']"
+    async with scene(tmp_path, "done", more=lines) as (coordinator, bench):
+        end = await ended(coordinator, bench)
+        (failure,) = end.failures
+        assert failure.code == "LAUNCH_FAILED"
+        assert "was not started: prologue.1: module load cuda/99 (status " in failure.message
 
 
 @pytest.mark.parametrize(
@@ -167,67 +155,55 @@ def test_a_line_of_the_prologue_that_fails_is_named(tmp_path: Path) -> None:
         pytest.param(1, "kill", "RANK_KILLED", -9, "", marks=pytest.mark.exhaustive),
     ],
 )
-def test_the_rank_that_failed_is_named(
+async def test_the_rank_that_failed_is_named(
     tmp_path: Path, nodes: int, action: str, code: str, exit_code: int, said: str
 ) -> None:
-    async def story() -> None:
-        started = scene(tmp_path, action, "1", nodes=nodes, ranks=2 // nodes)
-        async with started as (coordinator, bench):
-            end = await ended(coordinator, bench)
-            assert not end.succeeded
-            first = end.failures[0]
-            assert (first.code, first.rank, first.exit_code) == (code, 1, exit_code), end
-            assert (first.site, first.node, first.collateral) == ("a", nodes - 1, False)
-            assert all(each.collateral for each in end.failures[1:]), end
-            assert 0 <= first.age_s < DETECT_WITHIN_S, end
-            assert said in await asyncio.to_thread(Path(first.log_path).read_text)
-            assert said in coordinator.text("rank1"), "the traceback comes before the end"
-            if action == "raise":
-                assert said in first.message
-
-    play(story)
+    started = scene(tmp_path, action, "1", nodes=nodes, ranks=2 // nodes)
+    async with started as (coordinator, bench):
+        end = await ended(coordinator, bench)
+        assert not end.succeeded
+        first = end.failures[0]
+        assert (first.code, first.rank, first.exit_code) == (code, 1, exit_code), end
+        assert (first.site, first.node, first.collateral) == ("a", nodes - 1, False)
+        assert all(each.collateral for each in end.failures[1:]), end
+        assert 0 <= first.age_s < DETECT_WITHIN_S, end
+        assert said in await asyncio.to_thread(Path(first.log_path).read_text)
+        assert said in coordinator.text("rank1"), "the traceback comes before the end"
+        if action == "raise":
+            assert said in first.message
 
 
-def test_a_script_that_ends_without_having_joined_is_named(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with scene(tmp_path, "absent") as (coordinator, bench):
-            message = await ended(coordinator, bench)
-            assert not message.succeeded
-            (failure,) = message.failures
-            assert failure.code == "NEVER_JOINED"
-            assert failure.message.split()[0].endswith("agent_rank.py")
-            assert "`site = isthmus.join()`" in failure.message
-
-    play(story)
+async def test_a_script_that_ends_without_having_joined_is_named(tmp_path: Path) -> None:
+    async with scene(tmp_path, "absent") as (coordinator, bench):
+        message = await ended(coordinator, bench)
+        assert not message.succeeded
+        (failure,) = message.failures
+        assert failure.code == "NEVER_JOINED"
+        assert failure.message.split()[0].endswith("agent_rank.py")
+        assert "`site = isthmus.join()`" in failure.message
 
 
 @pytest.mark.parametrize("action", [pytest.param("done", marks=pytest.mark.exhaustive), "quit"])
-def test_whoever_ended_first_is_named_and_not_the_rank_that_lost_it(
+async def test_whoever_ended_first_is_named_and_not_the_rank_that_lost_it(
     tmp_path: Path, action: str
 ) -> None:
-    async def story() -> None:
-        async with scene(tmp_path, action, "0", "victim") as (coordinator, bench):
-            end = await ended(coordinator, bench)
-            first = end.failures[0]
-            assert (first.code, first.rank, first.collateral) == ("SCRIPT_FAILED", 0, False), end
-            assert "rank 0 of site a ended with status 0 while others" in first.message
-            victims = [each for each in end.failures if each.rank == 1]
-            assert victims, end
-            assert all(each.collateral for each in end.failures[1:]), end
-            assert "status 75" not in str(end)
-
-    play(story)
+    async with scene(tmp_path, action, "0", "victim") as (coordinator, bench):
+        end = await ended(coordinator, bench)
+        first = end.failures[0]
+        assert (first.code, first.rank, first.collateral) == ("SCRIPT_FAILED", 0, False), end
+        assert "rank 0 of site a ended with status 0 while others" in first.message
+        victims = [each for each in end.failures if each.rank == 1]
+        assert victims, end
+        assert all(each.collateral for each in end.failures[1:]), end
+        assert "status 75" not in str(end)
 
 
 @pytest.mark.exhaustive  # tests/sites/test_launcher.py, and lost sites of whole runs
-def test_a_rank_that_lost_the_exchange_is_collateral(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with scene(tmp_path, "lost", "0") as (coordinator, bench):
-            end = await ended(coordinator, bench)
-            assert all(each.collateral for each in end.failures), end
-            assert any(each.rank == 0 and each.exit_code == 75 for each in end.failures), end
-
-    play(story)
+async def test_a_rank_that_lost_the_exchange_is_collateral(tmp_path: Path) -> None:
+    async with scene(tmp_path, "lost", "0") as (coordinator, bench):
+        end = await ended(coordinator, bench)
+        assert all(each.collateral for each in end.failures), end
+        assert any(each.rank == 0 and each.exit_code == 75 for each in end.failures), end
 
 
 @pytest.mark.parametrize(
@@ -240,121 +216,100 @@ def test_a_rank_that_lost_the_exchange_is_collateral(tmp_path: Path) -> None:
         ("-m isthmus.sites.launcher.node", "RANK_KILLED"),
     ],
 )
-def test_a_killed_gateway_or_torchrun_is_named(tmp_path: Path, words: str, code: str) -> None:
-    async def story() -> None:
-        async with scene(tmp_path, "wait") as (coordinator, bench):
-            await coordinator.wait_message("running")
-            bench.kill(words)
-            killed_s = time.monotonic()
-            first = (await ended(coordinator, bench)).failures[0]
-            assert (first.code, first.exit_code, first.rank) == (code, -9, -1), first
-            assert not first.collateral
-            assert time.monotonic() - killed_s < DETECT_WITHIN_S
-
-    play(story)
+async def test_a_killed_gateway_or_torchrun_is_named(tmp_path: Path, words: str, code: str) -> None:
+    async with scene(tmp_path, "wait") as (coordinator, bench):
+        await coordinator.wait_message("running")
+        bench.kill(words)
+        killed_s = time.monotonic()
+        first = (await ended(coordinator, bench)).failures[0]
+        assert (first.code, first.exit_code, first.rank) == (code, -9, -1), first
+        assert not first.collateral
+        assert time.monotonic() - killed_s < DETECT_WITHIN_S
 
 
 @pytest.mark.exhaustive
-def test_one_of_a_nodes_gateways_is_named_by_its_number(tmp_path: Path) -> None:
-    async def story() -> None:
-        started = scene(tmp_path, "wait", nodes=2, ranks=2, gateways=2)
-        async with started as (coordinator, bench):
-            await coordinator.wait_message("running")  # each rank has found its gateway
-            gateways = bench.below("-m tests.fakes.agent_gateway")
-            assert len(gateways) == 4
-            os.kill(sorted(gateways)[3], signal.SIGKILL)
-            first = (await ended(coordinator, bench)).failures[0]
-            assert (first.code, first.site, first.node, first.gateway) == (
-                "GATEWAY_EXITED",
-                "a",
-                1,
-                3,
-            ), first
-            assert first.message == "gateway 3 of site a was killed by SIGKILL"
-            assert first.log_path.endswith("node1/gateway3.log")
-
-    play(story)
+async def test_one_of_a_nodes_gateways_is_named_by_its_number(tmp_path: Path) -> None:
+    started = scene(tmp_path, "wait", nodes=2, ranks=2, gateways=2)
+    async with started as (coordinator, bench):
+        await coordinator.wait_message("running")  # each rank has found its gateway
+        gateways = bench.below("-m tests.fakes.agent_gateway")
+        assert len(gateways) == 4
+        os.kill(sorted(gateways)[3], signal.SIGKILL)
+        first = (await ended(coordinator, bench)).failures[0]
+        assert (first.code, first.site, first.node, first.gateway) == (
+            "GATEWAY_EXITED",
+            "a",
+            1,
+            3,
+        ), first
+        assert first.message == "gateway 3 of site a was killed by SIGKILL"
+        assert first.log_path.endswith("node1/gateway3.log")
 
 
 @pytest.mark.parametrize("action", [pytest.param("wait", marks=pytest.mark.exhaustive), "ignore"])
-def test_stop_ends_everything_within_the_grace(tmp_path: Path, action: str) -> None:
-    async def story() -> None:
-        async with scene(tmp_path, action) as (coordinator, bench):
-            await coordinator.wait_for("ranks", lambda: "rank 1 waits" in coordinator.text("rank1"))
-            stopped_s = time.monotonic()
-            coordinator.say(stop=control.Stop(run_id="r1", generation=1, reason="x", grace_s=1.0))
-            end = await ended(coordinator, bench)
-            assert not end.succeeded
-            assert not end.failures
-            assert time.monotonic() - stopped_s < 5.0
-
-    play(story)
+async def test_stop_ends_everything_within_the_grace(tmp_path: Path, action: str) -> None:
+    async with scene(tmp_path, action) as (coordinator, bench):
+        await coordinator.wait_for("ranks", lambda: "rank 1 waits" in coordinator.text("rank1"))
+        stopped_s = time.monotonic()
+        coordinator.say(stop=control.Stop(run_id="r1", generation=1, reason="x", grace_s=1.0))
+        end = await ended(coordinator, bench)
+        assert not end.succeeded
+        assert not end.failures
+        assert time.monotonic() - stopped_s < 5.0
 
 
-def test_a_killed_agent_leaves_no_process(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with scene(tmp_path, "ignore") as (coordinator, bench):
-            await coordinator.wait_for("ranks", lambda: "rank 1 waits" in coordinator.text("rank1"))
-            assert len(bench.below("isthmus.sites.launcher.rank")) == 2
-            os.kill(bench.process.pid, signal.SIGKILL)
-            await bench.wait_gone(5.0)
-
-    play(story)
+async def test_a_killed_agent_leaves_no_process(tmp_path: Path) -> None:
+    async with scene(tmp_path, "ignore") as (coordinator, bench):
+        await coordinator.wait_for("ranks", lambda: "rank 1 waits" in coordinator.text("rank1"))
+        assert len(bench.below("isthmus.sites.launcher.rank")) == 2
+        os.kill(bench.process.pid, signal.SIGKILL)
+        await bench.wait_gone(5.0)
 
 
-def test_without_a_coordinator_the_site_goes_on_for_a_while_then_stops_itself(
+async def test_without_a_coordinator_the_site_goes_on_for_a_while_then_stops_itself(
     tmp_path: Path,
 ) -> None:
-    async def story() -> None:
-        async with scene(
-            *(tmp_path, "wait"), lease_s=1.0, detect_within="2s", coordinator_within="3s"
-        ) as (coordinator, bench):
-            await coordinator.wait_message("running")
-            coordinator.leave()
-            lost_s = time.monotonic()
-            assert await bench.wait_ended() == 4, bench.log()
-            assert 2.0 < time.monotonic() - lost_s < 3.0 + DETECT_WITHIN_S
-            assert "the site goes on without one for 3 s at most" in bench.log()
-            assert bench.below() == []
-
-    play(story)
+    async with scene(
+        *(tmp_path, "wait"), lease_s=1.0, detect_within="2s", coordinator_within="3s"
+    ) as (coordinator, bench):
+        await coordinator.wait_message("running")
+        coordinator.leave()
+        lost_s = time.monotonic()
+        assert await bench.wait_ended() == 4, bench.log()
+        assert 2.0 < time.monotonic() - lost_s < 3.0 + DETECT_WITHIN_S
+        assert "the site goes on without one for 3 s at most" in bench.log()
+        assert bench.below() == []
 
 
-def test_a_run_goes_on_when_its_coordinator_hangs_up_and_comes_back(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with scene(tmp_path, "wait", lease_s=2.0) as (coordinator, bench):
-            await coordinator.wait_message("running")
-            coordinator.hang_up()
-            await coordinator.wait_for(
-                "a second hello", lambda: len(coordinator.all("hello")) == 2 or None
-            )
-            hello = coordinator.all("hello")[1].hello
-            assert (hello.session, hello.run.run_id, hello.run.generation) == ("one", "r1", 1)
-            assert bench.below("isthmus.sites.launcher.rank")
-            coordinator.say(stop=control.Stop(run_id="r1", generation=1, grace_s=0.5))
-            await coordinator.wait_message("ended")
-
-    play(story)
+async def test_a_run_goes_on_when_its_coordinator_hangs_up_and_comes_back(tmp_path: Path) -> None:
+    async with scene(tmp_path, "wait", lease_s=2.0) as (coordinator, bench):
+        await coordinator.wait_message("running")
+        coordinator.hang_up()
+        await coordinator.wait_for(
+            "a second hello", lambda: len(coordinator.all("hello")) == 2 or None
+        )
+        hello = coordinator.all("hello")[1].hello
+        assert (hello.session, hello.run.run_id, hello.run.generation) == ("one", "r1", 1)
+        assert bench.below("isthmus.sites.launcher.rank")
+        coordinator.say(stop=control.Stop(run_id="r1", generation=1, grace_s=0.5))
+        await coordinator.wait_message("ended")
 
 
 @pytest.mark.parametrize(
     ("signum", "status"),
     [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.exhaustive)],
 )
-def test_a_signal_stops_the_run_and_says_so(
+async def test_a_signal_stops_the_run_and_says_so(
     tmp_path: Path, signum: signal.Signals, status: int
 ) -> None:
-    async def story() -> None:
-        async with scene(tmp_path, "wait") as (coordinator, bench):
-            await coordinator.wait_message("running")
-            bench.process.send_signal(signum)
-            first = (await coordinator.wait_message("ended")).ended.failures[0]
-            assert first.code == "SITE_LOST"
-            assert signum.name in first.message
-            assert await bench.wait_ended() == status, bench.log()
-            assert bench.below() == []
-
-    play(story)
+    async with scene(tmp_path, "wait") as (coordinator, bench):
+        await coordinator.wait_message("running")
+        bench.process.send_signal(signum)
+        first = (await coordinator.wait_message("ended")).ended.failures[0]
+        assert first.code == "SITE_LOST"
+        assert signum.name in first.message
+        assert await bench.wait_ended() == status, bench.log()
+        assert bench.below() == []
 
 
 @pytest.mark.parametrize(
@@ -365,50 +320,41 @@ def test_a_signal_stops_the_run_and_says_so(
         pytest.param("exit", "GATEWAY_EXITED", marks=pytest.mark.exhaustive),
     ],
 )
-def test_what_a_gateway_says_is_passed_on(tmp_path: Path, fault: str, code: str) -> None:
-    async def story() -> None:
-        async with scene(tmp_path, "wait", fault=fault) as (coordinator, bench):
-            first = (await ended(coordinator, bench)).failures[0]
-            assert first.code == code, first
-            assert not first.collateral
-            assert first.site == ("c" if fault == "fail" else "a")
-            assert first.exit_code == (3 if fault == "exit" else 0)
-
-    play(story)
+async def test_what_a_gateway_says_is_passed_on(tmp_path: Path, fault: str, code: str) -> None:
+    async with scene(tmp_path, "wait", fault=fault) as (coordinator, bench):
+        first = (await ended(coordinator, bench)).failures[0]
+        assert first.code == code, first
+        assert not first.collateral
+        assert first.site == ("c" if fault == "fail" else "a")
+        assert first.exit_code == (3 if fault == "exit" else 0)
 
 
-def test_a_flood_of_metrics_and_logs_holds_up_nobody(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with scene(tmp_path, "talk", "0", fault="flood") as (coordinator, bench):
-            end = await ended(coordinator, bench)
-            assert end.failures[0].rank == 0
-            text = coordinator.text("rank0")
-            assert "lines dropped" in text or text.count("rank0: line ") == 30_000
-            assert "bytes cut]" in text
-            assert "RuntimeError: the last words" in text
-            assert coordinator.largest_batch_bytes <= 32 << 10
-            assert all(each.ByteSize() <= 64 << 10 for each in coordinator.messages)
-            assert coordinator.num_heartbeats > 2
-
-    play(story)
+async def test_a_flood_of_metrics_and_logs_holds_up_nobody(tmp_path: Path) -> None:
+    async with scene(tmp_path, "talk", "0", fault="flood") as (coordinator, bench):
+        end = await ended(coordinator, bench)
+        assert end.failures[0].rank == 0
+        text = coordinator.text("rank0")
+        assert "lines dropped" in text or text.count("rank0: line ") == 30_000
+        assert "bytes cut]" in text
+        assert "RuntimeError: the last words" in text
+        assert coordinator.largest_batch_bytes <= 32 << 10
+        assert all(each.ByteSize() <= 64 << 10 for each in coordinator.messages)
+        assert coordinator.num_heartbeats > 2
 
 
-def test_what_the_system_refuses_is_told_and_the_agent_goes_on(tmp_path: Path) -> None:
-    async def story() -> None:
-        topology = topology_yaml()
-        # Stands for a full disk: the gateway's log cannot be opened.
-        (tmp_path / "state" / "r1" / "node0" / "gateway0.log").mkdir(parents=True)
-        async with (
-            agent_coordinator() as coordinator,
-            agent_bench(coordinator, tmp_path, topology) as bench,
-        ):
-            await coordinator.wait_message("hello")
-            coordinator.say(prepare=prepare(topology, job_yaml("done")))
-            first = (await ended(coordinator, bench)).failures[0]
-            assert first.code == "LAUNCH_FAILED"
-            assert "node0/gateway0.log: " in first.message
-            assert "Is a directory" in first.message
-            bench.process.send_signal(signal.SIGTERM)
-            assert await bench.wait_ended() == 0, bench.log()
-
-    play(story)
+async def test_what_the_system_refuses_is_told_and_the_agent_goes_on(tmp_path: Path) -> None:
+    topology = topology_yaml()
+    # Stands for a full disk: the gateway's log cannot be opened.
+    (tmp_path / "state" / "r1" / "node0" / "gateway0.log").mkdir(parents=True)
+    async with (
+        agent_coordinator() as coordinator,
+        agent_bench(coordinator, tmp_path, topology) as bench,
+    ):
+        await coordinator.wait_message("hello")
+        coordinator.say(prepare=prepare(topology, job_yaml("done")))
+        first = (await ended(coordinator, bench)).failures[0]
+        assert first.code == "LAUNCH_FAILED"
+        assert "node0/gateway0.log: " in first.message
+        assert "Is a directory" in first.message
+        bench.process.send_signal(signal.SIGTERM)
+        assert await bench.wait_ended() == 0, bench.log()

@@ -5,13 +5,11 @@ What is refused, what is waited for, what is served idle.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import grpc
@@ -24,11 +22,6 @@ from tests.fakes.agent_coordinator import AgentCoordinator, agent_coordinator
 from tests.fakes.waiting import until
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
-
-
-def play(story: Callable[[], Awaitable[None]]) -> None:
-    """Run an asynchronous test."""
-    asyncio.run(asyncio.wait_for(story(), 90))
 
 
 def agent(folder: Path, **options: str) -> subprocess.CompletedProcess[str]:
@@ -85,71 +78,61 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     ("status", "exit_status"),
     [(grpc.StatusCode.FAILED_PRECONDITION, 8), (grpc.StatusCode.PERMISSION_DENIED, 8)],
 )
-def test_a_refusal_is_final(tmp_path: Path, status: grpc.StatusCode, exit_status: int) -> None:
-    async def story() -> None:
-        async with (
-            agent_coordinator(refuses_with=(status, "another topology")) as coordinator,
-            agent_bench(coordinator, tmp_path, topology_yaml()) as bench,
-        ):
-            assert await bench.wait_ended() == exit_status, bench.log()
-            assert "another topology" in bench.log()
-
-    play(story)
-
-
-def test_a_site_that_is_still_taken_is_asked_for_again(tmp_path: Path) -> None:
-    async def story() -> None:
-        refusal = (grpc.StatusCode.ABORTED, "an older session holds the site")
-        async with (
-            agent_coordinator(refuses_with=refusal) as coordinator,
-            agent_bench(coordinator, tmp_path, topology_yaml()) as bench,
-        ):
-            await _wait_log(bench, "an older session holds the site")
-            coordinator.refuses_with = None
-            hello = (await coordinator.wait_message("hello")).hello
-            assert (hello.site, hello.protocol_max) == ("a", CONTROL_PROTOCOL_MAX)
-            assert len(hello.topology_hash) == 64
-
-    play(story)
+async def test_a_refusal_is_final(
+    tmp_path: Path, status: grpc.StatusCode, exit_status: int
+) -> None:
+    async with (
+        agent_coordinator(refuses_with=(status, "another topology")) as coordinator,
+        agent_bench(coordinator, tmp_path, topology_yaml()) as bench,
+    ):
+        assert await bench.wait_ended() == exit_status, bench.log()
+        assert "another topology" in bench.log()
 
 
-def test_an_idle_agent_outlives_its_coordinator(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with (
-            agent_coordinator() as coordinator,
-            agent_bench(coordinator, tmp_path, topology_yaml()) as bench,
-        ):
-            await coordinator.wait_message("hello")
-            coordinator.hang_up()
-            await coordinator.wait_for(
-                "a second hello", lambda: len(coordinator.all("hello")) == 2 or None
-            )
-            first, second = (each.hello for each in coordinator.all("hello"))
-            assert first.incarnation == second.incarnation
-            bench.process.send_signal(signal.SIGTERM)
+async def test_a_site_that_is_still_taken_is_asked_for_again(tmp_path: Path) -> None:
+    refusal = (grpc.StatusCode.ABORTED, "an older session holds the site")
+    async with (
+        agent_coordinator(refuses_with=refusal) as coordinator,
+        agent_bench(coordinator, tmp_path, topology_yaml()) as bench,
+    ):
+        await _wait_log(bench, "an older session holds the site")
+        coordinator.refuses_with = None
+        hello = (await coordinator.wait_message("hello")).hello
+        assert (hello.site, hello.protocol_max) == ("a", CONTROL_PROTOCOL_MAX)
+        assert len(hello.topology_hash) == 64
+
+
+async def test_an_idle_agent_outlives_its_coordinator(tmp_path: Path) -> None:
+    async with (
+        agent_coordinator() as coordinator,
+        agent_bench(coordinator, tmp_path, topology_yaml()) as bench,
+    ):
+        await coordinator.wait_message("hello")
+        coordinator.hang_up()
+        await coordinator.wait_for(
+            "a second hello", lambda: len(coordinator.all("hello")) == 2 or None
+        )
+        first, second = (each.hello for each in coordinator.all("hello"))
+        assert first.incarnation == second.incarnation
+        bench.process.send_signal(signal.SIGTERM)
+        assert await bench.wait_ended() == 0, bench.log()
+
+
+async def test_a_signal_ends_the_dialling(tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        async with agent_bench(address, tmp_path, topology_yaml()) as bench:
+            await _wait_log(bench, "not joined yet")
+            bench.process.send_signal(signal.SIGINT)
             assert await bench.wait_ended() == 0, bench.log()
-
-    play(story)
-
-
-def test_a_signal_ends_the_dialling(tmp_path: Path) -> None:
-    async def story() -> None:
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{nobody.getsockname()[1]}"
-            async with agent_bench(address, tmp_path, topology_yaml()) as bench:
-                await _wait_log(bench, "not joined yet")
-                bench.process.send_signal(signal.SIGINT)
-                assert await bench.wait_ended() == 0, bench.log()
-
-    play(story)
 
 
 async def _wait_log(bench: AgentBench, text: str) -> None:
     await until(lambda: text in bench.log(), lambda: f"{text!r} in the log:\n{bench.log()}")
 
 
-def test_orders_that_do_not_fit_are_answered(tmp_path: Path) -> None:
+async def test_orders_that_do_not_fit_are_answered(tmp_path: Path) -> None:
     async def ended(coordinator: AgentCoordinator, run_id: str) -> control.SiteEnded:
         return await coordinator.wait_for(
             f"end of {run_id}",
@@ -159,32 +142,29 @@ def test_orders_that_do_not_fit_are_answered(tmp_path: Path) -> None:
             ),
         )
 
-    async def story() -> None:
-        topology = topology_yaml()
-        async with (
-            agent_coordinator(generation=5) as coordinator,
-            agent_bench(coordinator, tmp_path, topology, fault="mute") as bench,
-        ):
-            await coordinator.wait_message("hello")
-            coordinator.say(stop=control.Stop(run_id="r0", generation=4))
-            assert not (await ended(coordinator, "r0")).failures
-            # One of generation 4 may go on under a coordinator that was started again since.
-            for run_id, generation in (("old", 4), ("r2", 5)):
-                other = prepare(topology, job_yaml(), run_id, generation=generation)
-                other.run_spec = b"{}"
-                coordinator.say(prepare=other)
-                failures = (await ended(coordinator, run_id)).failures
-                assert failures[0].code == "CONFIG_MISMATCH"
-            coordinator.say(prepare=prepare(topology, job_yaml(), "r1", generation=4))
-            assert (await ended(coordinator, "r1")).failures[0].code == "STALE_GENERATION"
-            coordinator.say(prepare=prepare(topology, job_yaml(), "r3", generation=6))
-            coordinator.say(prepare=prepare(topology, job_yaml(), "r4", generation=7))
-            assert (await ended(coordinator, "r4")).failures[0].code == "REFUSED"
-            coordinator.say(start=control.Start(run_id="r9", generation=9))
-            coordinator.say(stop=control.Stop(run_id="r3", generation=6, grace_s=0.5))
-            end = await ended(coordinator, "r3")
-            assert not end.failures
-            assert not end.succeeded
-            assert bench.below() == []
-
-    play(story)
+    topology = topology_yaml()
+    async with (
+        agent_coordinator(generation=5) as coordinator,
+        agent_bench(coordinator, tmp_path, topology, fault="mute") as bench,
+    ):
+        await coordinator.wait_message("hello")
+        coordinator.say(stop=control.Stop(run_id="r0", generation=4))
+        assert not (await ended(coordinator, "r0")).failures
+        # One of generation 4 may go on under a coordinator that was started again since.
+        for run_id, generation in (("old", 4), ("r2", 5)):
+            other = prepare(topology, job_yaml(), run_id, generation=generation)
+            other.run_spec = b"{}"
+            coordinator.say(prepare=other)
+            failures = (await ended(coordinator, run_id)).failures
+            assert failures[0].code == "CONFIG_MISMATCH"
+        coordinator.say(prepare=prepare(topology, job_yaml(), "r1", generation=4))
+        assert (await ended(coordinator, "r1")).failures[0].code == "STALE_GENERATION"
+        coordinator.say(prepare=prepare(topology, job_yaml(), "r3", generation=6))
+        coordinator.say(prepare=prepare(topology, job_yaml(), "r4", generation=7))
+        assert (await ended(coordinator, "r4")).failures[0].code == "REFUSED"
+        coordinator.say(start=control.Start(run_id="r9", generation=9))
+        coordinator.say(stop=control.Stop(run_id="r3", generation=6, grace_s=0.5))
+        end = await ended(coordinator, "r3")
+        assert not end.failures
+        assert not end.succeeded
+        assert bench.below() == []

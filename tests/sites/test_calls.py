@@ -121,40 +121,37 @@ class Library(exchange_pb2_grpc.ExchangeServicer, state_pb2_grpc.StateServicer):
             yield state_pb2.ReadResponse(data=data[first : first + 4 * MIB])
 
 
-def test_a_gateway_asks_the_library(tmp_path: Path) -> None:
+async def test_a_gateway_asks_the_library(tmp_path: Path) -> None:
     config = gateway_config(tmp_path, GATHER_2, 0)
     library = Library(make_state(tmp_path / "there", 9 * MIB))
 
-    async def story() -> None:
-        guard = exchange_security(SITES[1])
-        options = (("grpc.max_send_message_length", 5 * MIB),)
-        server = guard.server(options, 16)
-        exchange_pb2_grpc.add_ExchangeServicer_to_server(library, server)
-        state_pb2_grpc.add_StateServicer_to_server(library, server)
-        peer = Peer(SITES[1], 0, "127.0.0.1", guard.listen(server, "127.0.0.1:0"))
-        await server.start()
-        async with deadline(DEADLINE_S), peer.dial(config, "", HELLO_METHOD) as call:
-            answers = [(await say_hello(call, config)).session for _ in range(2)]
-            call.finish()
-            assert await call.read() is None, "the server has heard of the end"
-        assert answers == ["of ash"] * 2
-        async with deadline(DEADLINE_S), peer.dial(config, "of ash", LEAVE_METHOD) as call:
-            leaving = exchange_pb2.LeaveRequest(session="of ash")
-            await ask(call, leaving, exchange_pb2.LeaveResponse, is_last=True)
-            assert await call.read() is None, "the end, without an error"
-        assert library.left == ["of ash"]
-        async with deadline(DEADLINE_S), peer.dial(config, "of ash", INDEX_METHOD) as call:
-            request = state_pb2.IndexRequest(epoch=9)
-            with pytest.raises(CallError, match="nothing: no such epoch") as caught:
-                await ask(call, request, state_pb2.IndexResponse, is_last=True)
-            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        taken = entry_folder(tmp_path / "taken", EPOCH)
-        async with deadline(DEADLINE_S):
-            donors = [donor(config, peer, lambda: peer)]
-            await StateFetch(donors, EPOCH, taken, timeout_s=DEADLINE_S).run()
-        await server.stop(None)
-
-    asyncio.run(story())
+    guard = exchange_security(SITES[1])
+    options = (("grpc.max_send_message_length", 5 * MIB),)
+    server = guard.server(options, 16)
+    exchange_pb2_grpc.add_ExchangeServicer_to_server(library, server)
+    state_pb2_grpc.add_StateServicer_to_server(library, server)
+    peer = Peer(SITES[1], 0, "127.0.0.1", guard.listen(server, "127.0.0.1:0"))
+    await server.start()
+    async with deadline(DEADLINE_S), peer.dial(config, "", HELLO_METHOD) as call:
+        answers = [(await say_hello(call, config)).session for _ in range(2)]
+        call.finish()
+        assert await call.read() is None, "the server has heard of the end"
+    assert answers == ["of ash"] * 2
+    async with deadline(DEADLINE_S), peer.dial(config, "of ash", LEAVE_METHOD) as call:
+        leaving = exchange_pb2.LeaveRequest(session="of ash")
+        await ask(call, leaving, exchange_pb2.LeaveResponse, is_last=True)
+        assert await call.read() is None, "the end, without an error"
+    assert library.left == ["of ash"]
+    async with deadline(DEADLINE_S), peer.dial(config, "of ash", INDEX_METHOD) as call:
+        request = state_pb2.IndexRequest(epoch=9)
+        with pytest.raises(CallError, match="nothing: no such epoch") as caught:
+            await ask(call, request, state_pb2.IndexResponse, is_last=True)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    taken = entry_folder(tmp_path / "taken", EPOCH)
+    async with deadline(DEADLINE_S):
+        donors = [donor(config, peer, lambda: peer)]
+        await StateFetch(donors, EPOCH, taken, timeout_s=DEADLINE_S).run()
+    await server.stop(None)
     assert files_of(tmp_path / "taken") == files_of(tmp_path / "there")
 
 

@@ -74,10 +74,6 @@ async def says_again(call: FrameCall, message: bytes) -> None:
     assert bytes(await call.read() or b"") == message
 
 
-def run(story: object) -> None:
-    asyncio.run(asyncio.wait_for(story, DEADLINE_S))  # type: ignore[arg-type]
-
-
 # ------------------------------------------------------------------------ the share of time
 
 
@@ -105,28 +101,22 @@ def test_after_a_pause_no_more_than_the_most_is_saved() -> None:
     assert allowance.left_s(1000.0) == 0.25
 
 
-def test_strangers_wait_while_their_share_is_used_up_and_calls_go_on() -> None:
-    async def story() -> None:
-        async with listener() as (address, made), peer(address) as call:
-            made._allowance.spend(60.0)
-            async with raw_client(address, PUSH_METHOD, SECURITY.shown()) as waiting:
-                for index in range(100):
-                    await says_again(call, b"%d" % index)
-                with pytest.raises(BlockingIOError):
-                    waiting.socket.recv(1)
-                assert made._allowance.left_s(asyncio.get_running_loop().time()) < 0
-
-    run(story())
+async def test_strangers_wait_while_their_share_is_used_up_and_calls_go_on() -> None:
+    async with listener() as (address, made), peer(address) as call:
+        made._allowance.spend(60.0)
+        async with raw_client(address, PUSH_METHOD, SECURITY.shown()) as waiting:
+            for index in range(100):
+                await says_again(call, b"%d" % index)
+            with pytest.raises(BlockingIOError):
+                waiting.socket.recv(1)
+            assert made._allowance.left_s(asyncio.get_running_loop().time()) < 0
 
 
-def test_strangers_go_on_once_they_have_a_share_again() -> None:
-    async def story() -> None:
-        async with listener() as (address, made):
-            made._allowance.spend(0.3)  # half a second's worth more than there was
-            async with peer(address):
-                pass
-
-    run(story())
+async def test_strangers_go_on_once_they_have_a_share_again() -> None:
+    async with listener() as (address, made):
+        made._allowance.spend(0.3)  # half a second's worth more than there was
+        async with peer(address):
+            pass
 
 
 # ------------------------------------------------------------------------ what one may say
@@ -145,20 +135,17 @@ def test_strangers_go_on_once_they_have_a_share_again() -> None:
     ],
     ids=["ping", "settings", "answers", "windows", "priorities", "resets", "unknown"],
 )
-def test_who_says_much_and_makes_no_call_is_closed(one: bytes) -> None:
-    async def story() -> None:
-        async with listener() as (address, _), raw_client(address) as stranger:
-            with contextlib.suppress(ConnectionError):
-                await stranger.send(PREFACE + settings() + one * 20)
-                await stranger.send(one * 100_000)
-            answers = frames_in_part(await stranger.end())
-            assert len(answers) < 70
-        async with listener() as (address, _), raw_client(address) as client:
-            await client.send(PREFACE + settings() + one * 20)
-            await client.send(called())
-            assert (await client.fields())[":status"] == "200"
-
-    run(story())
+async def test_who_says_much_and_makes_no_call_is_closed(one: bytes) -> None:
+    async with listener() as (address, _), raw_client(address) as stranger:
+        with contextlib.suppress(ConnectionError):
+            await stranger.send(PREFACE + settings() + one * 20)
+            await stranger.send(one * 100_000)
+        answers = frames_in_part(await stranger.end())
+        assert len(answers) < 70
+    async with listener() as (address, _), raw_client(address) as client:
+        await client.send(PREFACE + settings() + one * 20)
+        await client.send(called())
+        assert (await client.fields())[":status"] == "200"
 
 
 def frames_in_part(read: bytes) -> list[object]:
@@ -176,151 +163,129 @@ def called(*more: tuple[str, str]) -> bytes:
 
 
 @pytest.mark.parametrize("kind", [Kind.HEADERS, Kind.CONTINUATION], ids=["one frame", "several"])
-def test_a_huge_header_is_not_read(kind: Kind) -> None:
+async def test_a_huge_header_is_not_read(kind: Kind) -> None:
     block = hpack.Encoder().encode([("a", "b" * 24_000, True)], huffman=False)
 
-    async def story() -> None:
-        async with listener() as (address, _), raw_client(address) as stranger:
-            with contextlib.suppress(ConnectionError):
-                if kind is Kind.HEADERS:
-                    await stranger.send(PREFACE + settings() + frame(kind, block, END_HEADERS, 1))
-                else:
-                    pieces = [block[at : at + 500] for at in range(0, len(block), 500)]
-                    first = frame(Kind.HEADERS, pieces[0], 0, 1)
-                    rest = [frame(kind, piece, 0, 1) for piece in pieces[1:]]
-                    await stranger.send(PREFACE + settings() + first + b"".join(rest))
-            await stranger.end()
-
-    run(story())
+    async with listener() as (address, _), raw_client(address) as stranger:
+        with contextlib.suppress(ConnectionError):
+            if kind is Kind.HEADERS:
+                await stranger.send(PREFACE + settings() + frame(kind, block, END_HEADERS, 1))
+            else:
+                pieces = [block[at : at + 500] for at in range(0, len(block), 500)]
+                first = frame(Kind.HEADERS, pieces[0], 0, 1)
+                rest = [frame(kind, piece, 0, 1) for piece in pieces[1:]]
+                await stranger.send(PREFACE + settings() + first + b"".join(rest))
+        await stranger.end()
 
 
-def test_who_drips_is_closed_after_some_reads() -> None:
-    async def story() -> None:
-        async with listener() as (address, made), raw_client(address) as stranger:
-            num_sent = 0
-            with contextlib.suppress(ConnectionError):
-                for byte in PREFACE + settings() + bytes(1000):
-                    await stranger.send(bytes([byte]))
-                    num_sent += 1
-                    steps = num_sent
-                    await until(
-                        lambda steps=steps: all(  # type: ignore[misc]
-                            each._num_steps >= steps for each in made._strangers.values()
-                        ),
-                        "it is read",
-                    )
-                    if not made._strangers:
-                        break
-            assert num_sent <= frame_listener._READS_MAX + 1
-
-    run(story())
+async def test_who_drips_is_closed_after_some_reads() -> None:
+    async with listener() as (address, made), raw_client(address) as stranger:
+        num_sent = 0
+        with contextlib.suppress(ConnectionError):
+            for byte in PREFACE + settings() + bytes(1000):
+                await stranger.send(bytes([byte]))
+                num_sent += 1
+                steps = num_sent
+                await until(
+                    lambda steps=steps: all(  # type: ignore[misc]
+                        each._num_steps >= steps for each in made._strangers.values()
+                    ),
+                    "it is read",
+                )
+                if not made._strangers:
+                    break
+        assert num_sent <= frame_listener._READS_MAX + 1
 
 
 @pytest.mark.parametrize("said", [b"", PREFACE[:5], PREFACE + settings()])
-def test_who_makes_no_call_is_closed_soon(said: bytes) -> None:
+async def test_who_makes_no_call_is_closed_soon(said: bytes) -> None:
     """Sooner than after HANDSHAKE_S, where peers need less."""
 
-    async def story() -> None:
-        patience = Patience(connect_s=0.05, idle_s=7.0, lost_s=21.0)
-        async with listener(patience=patience) as (address, _), raw_client(address) as stranger:
-            await stranger.send(said)
-            async with asyncio.timeout(5.0):
-                await stranger.end()
-
-    run(story())
+    patience = Patience(connect_s=0.05, idle_s=7.0, lost_s=21.0)
+    async with listener(patience=patience) as (address, _), raw_client(address) as stranger:
+        await stranger.send(said)
+        async with asyncio.timeout(5.0):
+            await stranger.end()
 
 
-def test_what_who_was_refused_sends_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_who_was_refused_sends_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_listener, "_LINGER_S", 0.2)
 
-    async def story() -> None:
-        async with listener() as (address, made), raw_client(address, PUSH_METHOD) as stranger:
-            assert (await stranger.fields())["grpc-status"] == "16"
-            (refused,) = made._strangers.values()
-            num_steps = refused._num_steps
-            sent = 0
-            stranger.socket.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                while True:  # until both kernels are full
-                    sent += stranger.socket.send(bytes(1 << 16))
-            assert sent < 64 << 20
-            async with peer(address):
-                assert refused._num_steps == num_steps
-            stranger.socket.close()
-            await until(lambda: not made._strangers, "it is forgotten")
-
-    run(story())
+    async with listener() as (address, made), raw_client(address, PUSH_METHOD) as stranger:
+        assert (await stranger.fields())["grpc-status"] == "16"
+        (refused,) = made._strangers.values()
+        num_steps = refused._num_steps
+        sent = 0
+        stranger.socket.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:  # until both kernels are full
+                sent += stranger.socket.send(bytes(1 << 16))
+        assert sent < 64 << 20
+        async with peer(address):
+            assert refused._num_steps == num_steps
+        stranger.socket.close()
+        await until(lambda: not made._strangers, "it is forgotten")
 
 
 # ------------------------------------------------------------------------ how many, and who
 
 
-def test_strangers_are_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_strangers_are_bounded_and_the_oldest_goes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(frame_listener, "_STRANGERS_MAX", 3)
 
-    async def story() -> None:
-        async with listener(most=100) as (address, made), contextlib.AsyncExitStack() as stack:
-            mute = [await stack.enter_async_context(raw_client(address)) for _ in range(6)]
-            for each in mute[:3]:
-                await each.end()
-            assert len(made._strangers) == 3
-            async with peer(address):
-                await mute[3].end()
-
-    run(story())
+    async with listener(most=100) as (address, made), contextlib.AsyncExitStack() as stack:
+        mute = [await stack.enter_async_context(raw_client(address)) for _ in range(6)]
+        for each in mute[:3]:
+            await each.end()
+        assert len(made._strangers) == 3
+        async with peer(address):
+            await mute[3].end()
 
 
-def test_who_was_let_in_before_is_not_kept_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_was_let_in_before_is_not_kept_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strangers of another address are closed before a peer that comes back."""
     monkeypatch.setattr(frame_listener, "_STRANGERS_MAX", 2)
 
-    async def story() -> None:
-        async with listener(most=100, host="0.0.0.0") as (address, made):
-            port = address[1]
-            async with peer(("127.0.0.1", port)):
-                pass
-            async with contextlib.AsyncExitStack() as stack:
-                back = await stack.enter_async_context(raw_client(("127.0.0.1", port)))
-                await until(lambda: len(made._strangers) == 1, "it is accepted")
-                strangers = []
-                for _ in range(5):
-                    strange = stack.enter_context(socket.socket())
-                    strange.bind(("127.0.0.2", 0))
-                    strange.setblocking(False)
-                    await asyncio.get_running_loop().sock_connect(strange, ("127.0.0.1", port))
-                    strangers.append(RawPeer(strange))
-                for each in strangers[:4]:
-                    await each.end()
-                await back.send(PREFACE + settings() + called())
-                assert (await back.fields())[":status"] == "200"
-
-    run(story())
+    async with listener(most=100, host="0.0.0.0") as (address, made):
+        port = address[1]
+        async with peer(("127.0.0.1", port)):
+            pass
+        async with contextlib.AsyncExitStack() as stack:
+            back = await stack.enter_async_context(raw_client(("127.0.0.1", port)))
+            await until(lambda: len(made._strangers) == 1, "it is accepted")
+            strangers = []
+            for _ in range(5):
+                strange = stack.enter_context(socket.socket())
+                strange.bind(("127.0.0.2", 0))
+                strange.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(strange, ("127.0.0.1", port))
+                strangers.append(RawPeer(strange))
+            for each in strangers[:4]:
+                await each.end()
+            await back.send(PREFACE + settings() + called())
+            assert (await back.fields())[":status"] == "200"
 
 
-def test_a_call_that_is_let_in_as_the_listener_closes_leaves_no_socket() -> None:
-    async def story() -> None:
-        async with listener() as (address, made), raw_client(address) as client:
-            await client.send(PREFACE + settings() + called())
-            # This blocks the loop, which would take the call in and read it itself.
-            select.select([made._poll], [], [], DEADLINE_S)
-            deadline_s = time.monotonic() + DEADLINE_S
-            while not made._calls and time.monotonic() < deadline_s:
-                made._turn()
-            assert made._calls
-            await made.close()  # before the call's first step
-            await client.end()
-
-    run(story())
+async def test_a_call_that_is_let_in_as_the_listener_closes_leaves_no_socket() -> None:
+    async with listener() as (address, made), raw_client(address) as client:
+        await client.send(PREFACE + settings() + called())
+        # This blocks the loop, which would take the call in and read it itself.
+        select.select([made._poll], [], [], DEADLINE_S)
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not made._calls and time.monotonic() < deadline_s:
+            made._turn()
+        assert made._calls
+        await made.close()  # before the call's first step
+        await client.end()
 
 
-def test_refusals_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
-        async with listener() as (address, _):
-            for _ in range(20):
-                async with raw_client(address, PUSH_METHOD) as stranger:
-                    assert (await stranger.fields())["grpc-status"] == "16"
-
-    run(story())
+async def test_refusals_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with listener() as (address, _):
+        for _ in range(20):
+            async with raw_client(address, PUSH_METHOD) as stranger:
+                assert (await stranger.fields())["grpc-status"] == "16"
     warnings = [each for each in caplog.records if each.levelname == "WARNING"]
     assert len(warnings) == 1
     assert "'Push' was refused to 127.0.0.1" in warnings[0].getMessage()
@@ -343,17 +308,14 @@ def reset(connection: socket.socket) -> None:
     connection.close()
 
 
-def test_who_resets_a_connection_before_its_handshake_is_forgotten(
+async def test_who_resets_a_connection_before_its_handshake_is_forgotten(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        async with listener(security=secured(tmp_path)) as (address, made):
-            for _ in range(3):
-                reset(socket.create_connection(address, DEADLINE_S))
-            made._turn()
-            await until(lambda: not made._strangers, "they are forgotten")
-
-    run(story())
+    async with listener(security=secured(tmp_path)) as (address, made):
+        for _ in range(3):
+            reset(socket.create_connection(address, DEADLINE_S))
+        made._turn()
+        await until(lambda: not made._strangers, "they are forgotten")
     assert "Exception" not in caplog.text
 
 
@@ -381,7 +343,7 @@ def test_one_context_serves_all_connections_until_files_change(tmp_path: Path) -
     assert security.client_tls("birch.gateway")[0] is not client
 
 
-def test_who_shows_no_certificate_costs_no_new_context(
+async def test_who_shows_no_certificate_costs_no_new_context(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     security = secured(tmp_path)
@@ -393,15 +355,12 @@ def test_who_shows_no_certificate_costs_no_new_context(
         num_loads += 1
         load(*given, **more)
 
-    async def story() -> None:
-        stranger = accept_any()
-        async with listener(security=security) as (address, _):
-            monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", counting)
-            for _ in range(5):
-                reader, writer = await asyncio.open_connection(*address, ssl=stranger)
-                with contextlib.suppress(OSError):
-                    await reader.read()
-                writer.transport.abort()
-
-    run(story())
+    stranger = accept_any()
+    async with listener(security=security) as (address, _):
+        monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", counting)
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection(*address, ssl=stranger)
+            with contextlib.suppress(OSError):
+                await reader.read()
+            writer.transport.abort()
     assert num_loads == 1

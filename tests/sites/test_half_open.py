@@ -104,34 +104,29 @@ def exchange_config(folder: Path) -> GatewayConfig:
 
 
 @pytest.mark.slow
-def test_silence_without_an_error_is_noticed_within_two_thirds() -> None:
-    async def story() -> None:
-        streams = Streams()
-        server = grpc.aio.server(options=coordinator_options(TIMEOUTS))
-        add_CoordinatorServicer_to_server(streams, server)  # type: ignore[arg-type]
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        with TcpProxy(port) as proxy:
-            address = f"127.0.0.1:{proxy.port}"
-            async with grpc.aio.insecure_channel(
-                address, options=agent_options(TIMEOUTS)
-            ) as channel:
-                stub: Any = CoordinatorStub(channel)
-                call = stub.Session()
-                await call.write(AgentMessage(heartbeat=Heartbeat(sequence=1)))
-                await streams.began.wait()
-                proxy.swallow()
-                begun_s = time.monotonic()
-                # What waits for an answer is what gRPC would otherwise be patient with.
-                await call.write(AgentMessage(heartbeat=Heartbeat(sequence=2)))
-                with pytest.raises(grpc.aio.AioRpcError):
-                    await call.read()
-                assert time.monotonic() - begun_s < 2 / 3 * DETECT_S + SLACK_S
-                await streams.broke.wait()
-                assert time.monotonic() - begun_s < 2 / 3 * DETECT_S + SLACK_S
-        await server.stop(0)
-
-    asyncio.run(asyncio.wait_for(story(), 30))
+async def test_silence_without_an_error_is_noticed_within_two_thirds() -> None:
+    streams = Streams()
+    server = grpc.aio.server(options=coordinator_options(TIMEOUTS))
+    add_CoordinatorServicer_to_server(streams, server)  # type: ignore[arg-type]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    with TcpProxy(port) as proxy:
+        address = f"127.0.0.1:{proxy.port}"
+        async with grpc.aio.insecure_channel(address, options=agent_options(TIMEOUTS)) as channel:
+            stub: Any = CoordinatorStub(channel)
+            call = stub.Session()
+            await call.write(AgentMessage(heartbeat=Heartbeat(sequence=1)))
+            await streams.began.wait()
+            proxy.swallow()
+            begun_s = time.monotonic()
+            # What waits for an answer is what gRPC would otherwise be patient with.
+            await call.write(AgentMessage(heartbeat=Heartbeat(sequence=2)))
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call.read()
+            assert time.monotonic() - begun_s < 2 / 3 * DETECT_S + SLACK_S
+            await streams.broke.wait()
+            assert time.monotonic() - begun_s < 2 / 3 * DETECT_S + SLACK_S
+    await server.stop(0)
 
 
 @pytest.mark.slow
@@ -313,75 +308,67 @@ def test_a_peer_that_never_acknowledges_on_a_connection_gets_the_frame_on_anothe
 
 
 @pytest.mark.slow
-def test_both_ends_of_an_idle_connection_notice_that_the_other_is_gone() -> None:
+async def test_both_ends_of_an_idle_connection_notice_that_the_other_is_gone() -> None:
     """Though nobody has anything to say, and a proxy answers TCP's own questions."""
 
-    async def story() -> None:
-        broke: list[str] = []
+    broke: list[str] = []
 
-        async def serve(call: FrameCall) -> None:
-            try:
+    async def serve(call: FrameCall) -> None:
+        try:
+            await call.read()
+        except CallError as error:
+            broke.append(str(error))
+            raise
+
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    listener = FrameListener(listening, {PUSH_METHOD: serve}, SECURITY, SHORT, 4)
+    listener.begin()
+    with TcpProxy(listening.getsockname()[1]) as proxy:
+        async with dial(("127.0.0.1", proxy.port), PUSH_METHOD, (), SECURITY, "x", SHORT) as call:
+            await call.wait_header()
+            await asyncio.sleep(3 * SHORT.lost_s)  # pings are answered
+            assert not call.over.is_set()
+            proxy.half_open()
+            begun_s = time.monotonic()
+            with pytest.raises(CallError) as caught:
                 await call.read()
-            except CallError as error:
-                broke.append(str(error))
-                raise
-
-        listening = socket.socket()
-        listening.bind(("127.0.0.1", 0))
-        listener = FrameListener(listening, {PUSH_METHOD: serve}, SECURITY, SHORT, 4)
-        listener.begin()
-        with TcpProxy(listening.getsockname()[1]) as proxy:
-            async with dial(
-                ("127.0.0.1", proxy.port), PUSH_METHOD, (), SECURITY, "x", SHORT
-            ) as call:
-                await call.wait_header()
-                await asyncio.sleep(3 * SHORT.lost_s)  # pings are answered
-                assert not call.over.is_set()
-                proxy.half_open()
-                begun_s = time.monotonic()
-                with pytest.raises(CallError) as caught:
-                    await call.read()
-                assert time.monotonic() - begun_s < SHORT.lost_s + SLACK_S
-                await until(lambda: bool(broke), "the server notices")
-        # The proxy tells the other end once one has noticed.
-        assert any("has been silent for" in each for each in (str(caught.value), *broke))
-        await listener.close()
-
-    asyncio.run(asyncio.wait_for(story(), 30))
+            assert time.monotonic() - begun_s < SHORT.lost_s + SLACK_S
+            await until(lambda: bool(broke), "the server notices")
+    # The proxy tells the other end once one has noticed.
+    assert any("has been silent for" in each for each in (str(caught.value), *broke))
+    await listener.close()
 
 
 @pytest.mark.slow
-def test_a_slow_connection_is_not_broken() -> None:
+async def test_a_slow_connection_is_not_broken() -> None:
     """A message takes several times as long as silence may last, with no answer meanwhile."""
     message_bytes = 4 << 20
 
-    async def story() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
-            near = socket.create_connection(listening.getsockname())
-            far, _ = listening.accept()
-        for end in (near, far):
-            end.setblocking(False)
-        peer, call = RawPeer(far), FrameCall(near, is_client=True)
-        call.begin(((":method", "POST"), (":path", "/x")))
-        call.keep_alive(SHORT, SECURITY)
-        wide = number((1 << 31) - 1 - 65_535)
-        await peer.send(
-            settings((INITIAL_WINDOW_SIZE, (1 << 31) - 1)),
-            frame(Kind.WINDOW_UPDATE, wide),
-            header(ANSWER),
-        )
-        await call.wait_header()
-        begun_s = time.monotonic()
-        writing = asyncio.create_task(call.write(bytes(message_bytes)))
-        read = 0
-        while read < message_bytes - (1 << 20):  # the rest may lie in buffers, and be waited for
-            read += len(await peer.receive(100_000))
-            await asyncio.sleep(SHORT.lost_s / 10)
-            assert not call.over.is_set()
-        assert time.monotonic() - begun_s > 2 * SHORT.lost_s
-        writing.cancel()
-        call.cancel()
-        far.close()
-
-    asyncio.run(asyncio.wait_for(story(), 30))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+        near = socket.create_connection(listening.getsockname())
+        far, _ = listening.accept()
+    for end in (near, far):
+        end.setblocking(False)
+    peer, call = RawPeer(far), FrameCall(near, is_client=True)
+    call.begin(((":method", "POST"), (":path", "/x")))
+    call.keep_alive(SHORT, SECURITY)
+    wide = number((1 << 31) - 1 - 65_535)
+    await peer.send(
+        settings((INITIAL_WINDOW_SIZE, (1 << 31) - 1)),
+        frame(Kind.WINDOW_UPDATE, wide),
+        header(ANSWER),
+    )
+    await call.wait_header()
+    begun_s = time.monotonic()
+    writing = asyncio.create_task(call.write(bytes(message_bytes)))
+    read = 0
+    while read < message_bytes - (1 << 20):  # the rest may lie in buffers, and be waited for
+        read += len(await peer.receive(100_000))
+        await asyncio.sleep(SHORT.lost_s / 10)
+        assert not call.over.is_set()
+    assert time.monotonic() - begun_s > 2 * SHORT.lost_s
+    writing.cancel()
+    call.cancel()
+    far.close()

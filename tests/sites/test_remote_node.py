@@ -110,7 +110,7 @@ def test_nonsense_is_a_failure_and_what_comes_after_it_is_heard(tmp_path: Path) 
     assert heard.said == [(2, {"op": "metric"})]
 
 
-def test_a_node_is_given_what_it_lacks_of_the_carried_folder(tmp_path: Path) -> None:
+async def test_a_node_is_given_what_it_lacks_of_the_carried_folder(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     (root / "small").write_text("x")
@@ -131,15 +131,12 @@ def test_a_node_is_given_what_it_lacks_of_the_carried_folder(tmp_path: Path) -> 
         lease_s=30.0,
     )
 
-    async def story() -> None:
-        command = own_command("isthmus.sites.node")
-        node = await RemoteNode.start(order, command, Heard().listener, tmp_path / "log", 60.0)
-        reading = asyncio.create_task(node.read())
-        await node.carry(here)
-        await node.close()
-        await reading
-
-    asyncio.run(asyncio.wait_for(story(), 90))
+    command = own_command("isthmus.sites.node")
+    node = await RemoteNode.start(order, command, Heard().listener, tmp_path / "log", 60.0)
+    reading = asyncio.create_task(node.read())
+    await node.carry(here)
+    await node.close()
+    await reading
     assert there.missing([*digests, listed]) == []
 
 
@@ -168,21 +165,16 @@ def test_nodes_that_are_dialled_are_told_to_others_by_the_sites_hosts() -> None:
         node_places(site, "local", ("pod-0.eu:7444",))
 
 
-def test_an_answer_that_makes_no_sense_is_an_error_of_its_call(tmp_path: Path) -> None:
-    async def story() -> None:
-        answer = '{"id": 0, "result": [{"gateway": "x"}]}'
-        program = (
-            f"{GREETED}; sys.stdin.readline(); print({answer!r}, flush=True); sys.stdin.read()"
-        )
-        command = [sys.executable, "-c", program]
-        node = await RemoteNode.start(ORDER, command, Heard().listener, tmp_path / "log", 20.0)
-        reading = asyncio.create_task(node.read())
-        with pytest.raises(SiteError, match=r"node 1 of site a .* answered"):
-            await node.start_gateways()
-        await node.close()
-        await reading
-
-    asyncio.run(story())
+async def test_an_answer_that_makes_no_sense_is_an_error_of_its_call(tmp_path: Path) -> None:
+    answer = '{"id": 0, "result": [{"gateway": "x"}]}'
+    program = f"{GREETED}; sys.stdin.readline(); print({answer!r}, flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program]
+    node = await RemoteNode.start(ORDER, command, Heard().listener, tmp_path / "log", 20.0)
+    reading = asyncio.create_task(node.read())
+    with pytest.raises(SiteError, match=r"node 1 of site a .* answered"):
+        await node.start_gateways()
+    await node.close()
+    await reading
 
 
 def test_slurm_without_an_allocation_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,20 +211,17 @@ def test_who_may_take_little_of_a_link_is_not_taken_for_silent(
 
 
 @pytest.mark.slow
-def test_who_does_not_wait_for_a_piece_takes_no_turn(tmp_path: Path, served: Served) -> None:
+async def test_who_does_not_wait_for_a_piece_takes_no_turn(tmp_path: Path, served: Served) -> None:
     make_state(tmp_path / "a", 9 * MIB)
     port = served.serve(tmp_path / "a", {"b": PIECE_BYTES / 1.0})
     request = state_pb2.ReadRequest(epoch=EPOCH, path=TENSORS)
 
-    async def ask_in_vain() -> None:
-        async with donor(port).connect(READ_METHOD) as call:
-            assert (await ask(call, request, state_pb2.ReadResponse)).data
-        for _ in range(30):
-            with contextlib.suppress(CallError):
-                async with donor(port).connect(READ_METHOD) as call, deadline(0.01):
-                    assert (await ask(call, request, state_pb2.ReadResponse)).wait_s > 0
-
-    asyncio.run(ask_in_vain())
+    async with donor(port).connect(READ_METHOD) as call:
+        assert (await ask(call, request, state_pb2.ReadResponse)).data
+    for _ in range(30):
+        with contextlib.suppress(CallError):
+            async with donor(port).connect(READ_METHOD) as call, deadline(0.01):
+                assert (await ask(call, request, state_pb2.ReadResponse)).wait_s > 0
     begun_s = time.monotonic()
     run(fetch(tmp_path / "b", donor(port)))
     assert time.monotonic() - begun_s < 15.0, "four pieces, a second each"
@@ -467,16 +464,13 @@ def test_an_index_has_a_digest_for_each_piece(written: bytes) -> None:
         Index.from_bytes(written)
 
 
-def test_pieces_are_given_to_whoever_asks_until_all_have_come() -> None:
-    async def story() -> None:
-        book = PieceBook(2)
-        assert [await book.take(), await book.take()] == [0, 1]
-        await book.put_back(0)
-        assert await book.take() == 0
-        await book.note_done()
-        assert not book.is_complete
-        await book.note_done()
-        assert book.is_complete
-        assert await book.take() is None
-
-    asyncio.run(story())
+async def test_pieces_are_given_to_whoever_asks_until_all_have_come() -> None:
+    book = PieceBook(2)
+    assert [await book.take(), await book.take()] == [0, 1]
+    await book.put_back(0)
+    assert await book.take() == 0
+    await book.note_done()
+    assert not book.is_complete
+    await book.note_done()
+    assert book.is_complete
+    assert await book.take() is None
