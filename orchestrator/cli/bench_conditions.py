@@ -15,9 +15,8 @@ from isthmus.orchestrator.documents import load_topology_file
 from isthmus.orchestrator.emulator.site_namespaces import netns_problem
 from isthmus.orchestrator.evidence.bench.allreduce_conditions import Conditions
 from isthmus.topology.documents.load import split_overrides
-from isthmus.topology.models.topology_model import CONGESTION, MAX_FLOWS, parse_queue
 from isthmus.topology.spec.units import parse_fraction
-from isthmus.topology.spec.world import CrossTraffic
+from isthmus.topology.spec.world import CONGESTION, MAX_FLOWS, CrossTraffic, parse_queue
 
 MAX_DESCRIBED = 1000.0
 

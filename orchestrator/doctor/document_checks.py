@@ -11,7 +11,7 @@ from isthmus.orchestrator.doctor.job_checks import job_findings
 from isthmus.orchestrator.documents import Pair
 from isthmus.topology.documents.light import too_quick_links
 from isthmus.topology.documents.round_lengths import round_problems
-from isthmus.topology.models.topology_model import is_loopback
+from isthmus.topology.spec.addresses import is_loopback
 from isthmus.topology.spec.errors import Problem
 from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.job_paths import anchored, moved

@@ -42,7 +42,7 @@ from isthmus.protos.errors import IsthmusError
 from isthmus.protos.identities import AGENT, COORDINATOR, GATEWAY, OPERATOR
 from isthmus.protos.private_files import UnsafeFileError, read_secret
 from isthmus.protos.security import tls_files, token_path
-from isthmus.topology.models.topology_model import is_loopback
+from isthmus.topology.spec.addresses import is_loopback
 from isthmus.topology.spec.errors import Problem
 from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.machine_facts import Wanted

@@ -7,20 +7,17 @@ topology/text/validation.py reports them.
 
 from collections.abc import Iterator
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from isthmus.topology.catalogue.accelerators import catalogue, suggestion
 from isthmus.topology.documents.placement import unlinked
-from isthmus.topology.models.topology_model import (
-    LOOPBACK,
-    FailureModel,
-    LauncherModel,
-    is_loopback,
-    parse_endpoint,
-)
+from isthmus.topology.models.topology_model import LOOPBACK, parse_endpoint
+from isthmus.topology.spec.addresses import is_loopback
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.suggest import did_you_mean
 from isthmus.topology.spec.timeouts import Timeouts
+from isthmus.topology.spec.world import Detection, Launcher
+from isthmus.topology.spec.yaml_models import model_of
 from isthmus.topology.text.yaml_document import Document, Path
 
 LOOPBACK_INTERFACE = "lo"
@@ -262,7 +259,7 @@ def _check_failure(document: Document) -> None:
             ("failure", "min_sites"), f"want at most {there}, the number of sites; got {wanted}"
         )
     try:
-        Timeouts.derive(FailureModel.model_validate(document.get("failure") or {}).resolved())
+        Timeouts.derive(TypeAdapter(Detection).validate_python(document.get("failure") or {}))
     except ConfigError as error:
         for problem in error.problems:
             document.add(tuple(problem.path.split(".")), problem.message)
@@ -307,10 +304,11 @@ _EXPOSED = (
 )
 
 
+_LAUNCHER = model_of(Launcher).model_fields.keys()
 _LAUNCHER_KEYS = {
     "local": {"kind", "python", "folder"},
-    "ssh": set(LauncherModel.model_fields),
-    "slurm": set(LauncherModel.model_fields),
+    "ssh": _LAUNCHER,
+    "slurm": _LAUNCHER,
 }
 
 
@@ -324,7 +322,7 @@ def _check_launchers(document: Document) -> None:
         if known is None:
             continue
         for key in written:
-            if key in LauncherModel.model_fields and key not in known:
+            if key in _LAUNCHER and key not in known:
                 document.add((*path, key), f"has no use with kind: {kind}", at_key=True)
         if kind == "ssh" and "host" not in written:
             document.add(path, "missing key 'host'")

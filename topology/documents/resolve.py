@@ -9,8 +9,6 @@ from isthmus.topology.documents.references import ancestry
 from isthmus.topology.models.topology_model import (
     AUTO,
     LOOPBACK,
-    EmulationModel,
-    FabricModel,
     LinkModel,
     MeasuredModel,
     TopologyModel,
@@ -20,14 +18,9 @@ from isthmus.topology.spec.geography import great_circle_km, rtt_of_distance
 from isthmus.topology.spec.units import format_duration
 from isthmus.topology.spec.world import (
     Accelerator,
-    CrossTraffic,
     Detection,
-    Emulation,
-    Fabric,
     Launcher,
     Link,
-    Location,
-    Period,
     Site,
     Topology,
 )
@@ -43,7 +36,7 @@ def resolve(document: Document, model: TopologyModel) -> Topology:
     _check_gateways(document, model, sites)
     _check_hosts(document, sites)
     links = [_link(each, sites, model.emulation.described) for each in model.links]
-    failure = model.failure.resolved()
+    failure = model.failure
     topology = Topology(
         name=model.name,
         sites=sites,
@@ -60,7 +53,7 @@ def resolve(document: Document, model: TopologyModel) -> Topology:
         tls=model.security.resolved(),
         emulate=model.emulate,
         emulator=model.emulator,
-        emulation=_emulation(model.emulation),
+        emulation=model.emulation,
     )
     _check_rtts(document, failure, links)
     return topology
@@ -75,7 +68,6 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
         found = (getattr(each, key) for each in chain)
         return next((value for value in found if value is not None), None)
 
-    launcher = nearest("launcher")
     wan = own.wan or WanModel(interfaces=[])
     rates = (each.wan.nic for each in chain if each.wan is not None)
     counts = (each.wan.gateways_per_node for each in chain if each.wan is not None)
@@ -91,11 +83,9 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
         listening=wan.listening(),
         hosts=tuple(own.hosts),
         proxy=wan.proxy or "",
-        location=None
-        if own.location is None
-        else Location(lat=own.location.lat, lon=own.location.lon),
-        fabric=_fabric(nearest("fabric")),
-        launcher=Launcher() if launcher is None else launcher.resolved(),
+        location=own.location,
+        fabric=nearest("fabric"),
+        launcher=nearest("launcher") or Launcher(),
         nic_bytes_per_s=next((rate for rate in rates if rate is not None), None),
         gateways_per_node=gateways if isinstance(gateways, int) else 1,
         chooses_gateways=gateways == AUTO,
@@ -154,28 +144,6 @@ def _accelerator(model: TopologyModel, name: str) -> Accelerator:
     return catalogue()[name].accelerator if written is None else accelerator_of(name, written)
 
 
-def _fabric(written: FabricModel | None) -> Fabric | None:
-    if written is None:
-        return None
-    return Fabric(
-        node_bytes_per_s=written.node,
-        cluster_bytes_per_s=written.cluster,
-        latency_s=written.latency,
-    )
-
-
-def _emulation(written: EmulationModel) -> Emulation:
-    traffic = written.cross_traffic
-    return Emulation(
-        described=written.described,
-        queue=written.queue,
-        congestion=written.congestion,
-        cross_traffic=None
-        if traffic is None
-        else CrossTraffic(flows=traffic.flows, congestion=traffic.congestion),
-    )
-
-
 def _link(written: LinkModel, sites: tuple[Site, ...], stated: float) -> Link:
     """Return the direction from the first site to the second; measured figures win.
 
@@ -203,10 +171,7 @@ def _link(written: LinkModel, sites: tuple[Site, ...], stated: float) -> Link:
         window_bytes=written.window,
         distance_km=distance_km,
         share=written.share,
-        schedule=tuple(
-            Period(start_minute=each.start, end_minute=each.end, share=each.share)
-            for each in written.schedule
-        ),
+        schedule=tuple(written.schedule),
         bandwidth_origin="measured" if is_measured else "bandwidth",
         described_bytes_per_s=None if described is None else described * written.share * stated,
         described_rtt_s=_described_rtt_s(written, distance_km),

@@ -3,10 +3,32 @@
 Made from YAML by topology/documents/load.py; frozen. Rates are bytes per second, times are seconds.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from isthmus.topology.spec.addresses import Host, Jump
 from isthmus.topology.spec.json_fields import IF_USED, IN_USE, REQUIRED
+from isthmus.topology.spec.suggest import shown
+from isthmus.topology.spec.units import BDP, SIZE, UnitError, parse_size
+from isthmus.topology.spec.yaml_keys import (
+    Bounds,
+    Count,
+    Duration,
+    Key,
+    KeyedError,
+    Number,
+    PositiveDuration,
+    Rate,
+    Read,
+    Section,
+    Share,
+    Text,
+    Word,
+    choice,
+    flag,
+)
 
 EMULATORS = ("auto", "relay", "netns")
 """The kinds of WAN emulation. `relay`: connections pass through user space, on any system. `netns`:
@@ -20,14 +42,29 @@ SCRIPT_ERRORS = ("end", "go_on")
 EARLY_ENDS = ("go_on", "end")
 """Choices for a run whose script ends at one site while others go on."""
 LAUNCHERS = ("local", "ssh", "slurm")
+CONGESTION = ("cubic", "reno", "bbr")
+"""The congestion controls of TCP, by their names in the kernel."""
+MAX_FLOWS = 32
+"""Limit on competing flows on a link: two processes carry them all."""
+_CLOCK = r"^([01][0-9]|2[0-3]):[0-5][0-9]$|^24:00$"
+
+
+def _clock(value: object) -> int:
+    if not isinstance(value, str) or re.fullmatch(_CLOCK, value) is None:
+        raise ValueError(f"want a time of day as 08:00, got {shown(value)}")
+    hours, minutes = value.split(":")
+    return int(hours) * 60 + int(minutes)
+
+
+CLOCK = Read(_clock, {"type": "string", "pattern": _CLOCK})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Location:
-    """A place on Earth, in degrees."""
+class Location(Section):
+    """Where a site is, in degrees: gives distances, and so latencies."""
 
-    lat: float
-    lon: float
+    lat: Annotated[Number, Bounds(ge=-90, le=90)]
+    lon: Annotated[Number, Bounds(ge=-180, le=180)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,38 +81,41 @@ class Accelerator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fabric:
+class Fabric(Section):
     """The network inside a site."""
 
-    node_bytes_per_s: float
-    """Bytes per second between accelerators of one node."""
-    cluster_bytes_per_s: float
-    """Bytes per second between nodes, for each node."""
-    latency_s: float
+    node_bytes_per_s: Annotated[Rate, Key("node")]
+    """Between accelerators of one node."""
+    cluster_bytes_per_s: Annotated[Rate, Key("cluster")]
+    """Between nodes, a node."""
+    latency_s: Annotated[Duration, Key("latency")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launcher:
-    """How `isthmus up` starts a site's agent."""
+class Launcher(Section):
+    """How `isthmus up` starts the site's agent. `launch` alone starts all on this machine."""
 
-    kind: str = "local"
-    """One of LAUNCHERS."""
-    host: str | None = None
-    user: str | None = None
-    port: int = 22
-    key: str | None = None
-    """File of a private key; None: the ssh agent's, and those in ~/.ssh."""
-    known_hosts: str | None = None
-    """File of host keys; None: ~/.ssh/known_hosts."""
-    jump: str | None = None
-    """Jump host, user@host:port; user and port are optional."""
-    python: str | None = None
-    """Python at the site; None: python3, and at a local site the one that runs."""
-    folder: str | None = None
-    """Where the agent keeps its files; None: a folder named after topology and site."""
-    options: tuple[str, ...] = ()
-    """More arguments: of the srun that starts the agent, or of the ssh by which its machine starts
-    the site's other nodes."""
+    kind: Annotated[str, choice(LAUNCHERS, later=("agent", "kubernetes"))] = "local"
+    host: Host | None = None
+    """ssh: the machine. slurm: where srun is; none: on this machine."""
+    user: Word | None = None
+    """Who logs in there."""
+    port: Annotated[int, Bounds(ge=1, le=65535)] = 22
+    """Of its sshd."""
+    key: Word | None = None
+    """File of the private key; none: the ssh agent, and ~/.ssh."""
+    known_hosts: Word | None = None
+    """File of the host keys; none: ~/.ssh/known_hosts."""
+    jump: Jump | None = None
+    """A machine on the way, as user@host:port; user and port may lack."""
+    python: Word | None = None
+    """Python there with isthmus. [python3; at a local site: this one]"""
+    folder: Word | None = None
+    """The agent's folder there. [~/.local/state/isthmus/up/TOPOLOGY/SITE; at a local site: below
+    HOME]"""
+    options: tuple[Text, ...] = ()
+    """More arguments. slurm: of srun, as --partition=gpu. ssh: of the ssh by which the first of
+    `hosts` reaches the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,14 +207,17 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Period:
-    """A time of day with another share of a link; it may include midnight."""
+class Period(Section):
+    """A time of day (UTC) in which another share of a link may be used."""
 
-    start_minute: int
-    """Minute of the day in UTC, 0 to 1440."""
-    end_minute: int
-    share: float
-    """Share of the link that may be used in that time."""
+    start_minute: Annotated[int, Key("from"), CLOCK]
+    end_minute: Annotated[int, Key("to"), CLOCK]
+    share: Share
+
+    def check(self) -> None:
+        """Refuse a period that takes no time."""
+        if self.start_minute == self.end_minute:
+            raise KeyedError("to", "want another time than from")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,34 +275,40 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Detection:
-    """The settings of failure detection."""
+class Detection(Section):
+    """When something counts as failed."""
 
-    detect_within_s: float
-    """Seconds within which a dead process or a silent path is noticed; topology/spec/timeouts.py
-    derives the short timeouts from it."""
-    start_within_s: float
-    """Seconds within which every site must be up, or all are rolled back."""
-    min_sites: int = 1
+    detect_within_s: Annotated[PositiveDuration, Key("detect_within")] = 15.0
+    """A dead process or a silent path is noticed within this."""
+    start_within_s: Annotated[PositiveDuration, Key("start_within", default="120s")] = 120.0
+    """Every site is up within this, or all are rolled back."""
+    min_sites: Count = 1
     """The fewest sites that a run goes on with."""
-    ride_out_s: float = 600.0
-    """Longest outage in seconds that the run waits out; ranks' timeouts follow from it."""
-    stall_within_s: float | None = None
-    """Seconds after which a late rank is reported; None: the larger of `detect_within_s` and a few
-    steps."""
-    coordinator_within_s: float = 3600.0
-    """Seconds that sites go on without a coordinator."""
-    max_restarts: int = 3
-    """Restarts of a lost site per hour, at most."""
-    return_share: float = 0.5
-    """Share of a link's bandwidth for the training state of a rejoining site."""
-    ends_on_script_error: bool = True
-    """Whether a script that fails at one site ends the run; else it is an outage of that site."""
-    ends_on_early_end: bool = False
-    """Whether a site whose script ends while others go on ends the run; else they go on without."""
-    allows_losses: bool = False
-    """Whether a run that ends with fewer sites, or without its last checkpoint, has plainly
-    succeeded."""
+    ride_out_s: Annotated[PositiveDuration, Key("ride_out")] = 600.0
+    """An outage of this length is waited out where too few sites are left."""
+    stall_within_s: Annotated[PositiveDuration | None, Key("stall_within")] = None
+    """A rank that does not come while others wait is named after this; when absent, after the
+    larger of detect_within and five steps."""
+    coordinator_within_s: Annotated[PositiveDuration, Key("coordinator_within", default="1h")] = (
+        3600.0
+    )
+    """Sites go on without a coordinator for this long."""
+    max_restarts: Annotated[int, Bounds(ge=0, le=1000)] = 3
+    """A site that is lost is started again so often within an hour."""
+    return_share: Share = 0.5
+    """Of each link's bandwidth, what the state may take that a site takes over when it comes
+    back."""
+    ends_on_script_error: Annotated[
+        bool, Key("on_script_error"), flag(SCRIPT_ERRORS, true="end")
+    ] = True
+    """What becomes of a run whose script fails at one site: end, or go_on without that site, which
+    then comes back as after an outage."""
+    ends_on_early_end: Annotated[bool, Key("on_early_end"), flag(EARLY_ENDS, true="end")] = False
+    """What becomes of a run where the script of one site ends while others go on: they go_on
+    without that site, or it ends."""
+    allows_losses: Annotated[bool, Key("allow_losses")] = False
+    """A run that ends with fewer sites than it began with, or without its last checkpoint, has
+    succeeded like any other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,28 +324,49 @@ class Queue:
         return max(1, self.num_bytes or round(self.bdp * bytes_per_s * rtt_s))
 
 
+def parse_queue(value: object) -> Queue:
+    """Parse a queue size such as `256KiB` or `0.5BDP`; UnitError for anything else, and for 0."""
+    if isinstance(value, str) and value.endswith("BDP"):
+        queue = Queue(bdp=BDP.number(value))
+    else:
+        try:
+            queue = Queue(num_bytes=parse_size(value))
+        except UnitError as error:
+            raise UnitError(f"want 0.5BDP (bandwidth x round trip), or a size: {error}") from error
+    if queue == Queue():
+        raise UnitError(f"must be more than 0, got {shown(value)}")
+    return queue
+
+
+_QUEUE_SCHEMA = {
+    "type": "string",
+    "anyOf": [{"pattern": BDP.pattern}, {"pattern": SIZE.pattern}],
+    "examples": ["0.5BDP", "256KiB"],
+}
+QUEUE = Read(parse_queue, _QUEUE_SCHEMA)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CrossTraffic:
-    """Competing bulk TCP flows."""
+class CrossTraffic(Section):
+    """Bulk TCP flows of somebody else on an emulated WAN; netns only."""
 
-    flows: int
-    """Number of flows on each directed link."""
-    congestion: str | None = None
-    """Congestion control of these flows; None: this host's."""
+    flows: Annotated[int, Bounds(ge=1, le=MAX_FLOWS)] = 1
+    """On each directed link."""
+    congestion: Annotated[str, choice(CONGESTION)] | None = None
+    """What they follow; else what this host does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Emulation:
-    """The conditions of an emulated WAN that its links do not describe."""
+class Emulation(Section):
+    """Conditions of an emulated WAN that its links do not describe."""
 
-    described: float = 1.0
-    """Ratio of the bandwidth given to a run to that of the emulator's links."""
-    queue: Queue | None = None
-    """Queue of each directed link; None: the emulator's default."""
-    congestion: str | None = None
-    """The congestion control of TCP between sites (netns); None: this host's."""
+    described: Annotated[float, Bounds(gt=0, le=1000)] = 1.0
+    """A run is told this many times the links' bandwidth."""
+    queue: Annotated[Queue | None, QUEUE] = None
+    """Of each directed link, in bytes, or in products of bandwidth and RTT."""
+    congestion: Annotated[str, choice(CONGESTION)] | None = None
+    """What TCP between sites follows (netns); else what this host does."""
     cross_traffic: CrossTraffic | None = None
-    """Competing flows on each link (netns); None: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

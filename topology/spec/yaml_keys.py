@@ -61,11 +61,13 @@ class Section:
 class Key:
     """The name of a field's key, where it is not the field's; `timeline.every` is within another.
 
-    `is_required`: the mapping around it has no use without it.
+    `is_required`: the mapping around it has no use without it. `default` is the default in the
+    user's spelling, where several are possible.
     """
 
     path: str
     is_required: bool = False
+    default: str | None = None
 
 
 class Unwritten:
@@ -161,6 +163,17 @@ def choice(words: tuple[str, ...], *, later: tuple[str, ...] = ()) -> Read:
         raise ValueError(f"want {one_of(words)}, got {shown(value)}{hint}")
 
     return Read(check, {"type": "string", "enum": list(words)})
+
+
+def flag(words: tuple[str, ...], *, true: str) -> Read:
+    """Return the annotation of a fact that is written as one of two words."""
+    written = choice(words)
+    [false] = set(words) - {true}
+    return Read(
+        lambda value: written.read(value) == true,
+        written.schema,
+        lambda value: true if value else false,
+    )
 
 
 def _version_one(value: object) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import inspect
 import types
 import typing
@@ -16,7 +15,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
-from pydantic_core.core_schema import no_info_after_validator_function
+from pydantic_core.core_schema import no_info_wrap_validator_function
 
 from isthmus.topology.spec.yaml_keys import (
     Derived,
@@ -57,10 +56,12 @@ class _Made(Strict):
 
 
 def section_schema(kind: type[Section], handler: Any) -> Any:  # noqa: ANN401 - pydantic's own types
-    """Return the schema by which pydantic reads a section."""
-    return no_info_after_validator_function(
-        functools.partial(_made, kind), handler.generate_schema(model_of(kind))
-    )
+    """Return the schema by which pydantic reads a section; one that is made already stays."""
+
+    def read(value: object, inner: Any) -> Section:  # noqa: ANN401 - pydantic's own type
+        return value if isinstance(value, kind) else _made(kind, inner(value))
+
+    return no_info_wrap_validator_function(read, handler.generate_schema(model_of(kind)))
 
 
 _MODELS: dict[type[Section], type[Strict]] = {}
@@ -80,7 +81,7 @@ def _new_model(kind: type[Section]) -> type[Strict]:
         outer, _, name = key.path.rpartition(".")
         written = _written(hint, is_required=key.is_required)
         into = inner.setdefault(outer, {}) if outer else fields
-        into[name] = (written, _field(field, written, is_required=key.is_required))
+        into[name] = (written, _field(field, written, key))
         if outer and outer not in fields:
             fields[outer] = None  # its place among the keys
     for outer, keys in inner.items():
@@ -162,10 +163,10 @@ def _list_of(kind: Any) -> Any:  # noqa: ANN401 - an annotation
     return Annotated[written, Field(min_length=len(items), max_length=len(items))]
 
 
-def _field(field: dataclasses.Field[Any], written: Any, *, is_required: bool) -> Any:  # noqa: ANN401
+def _field(field: dataclasses.Field[Any], written: Any, key: Key) -> Any:  # noqa: ANN401
     """Return pydantic's field, whose default the schema shows in the user's spelling."""
     value = field.default
-    if value is dataclasses.MISSING or is_required:
+    if value is dataclasses.MISSING or key.is_required:
         return Field()
     if isinstance(value, tuple | Section):
         return Field(default_factory=lambda: value)
@@ -173,9 +174,9 @@ def _field(field: dataclasses.Field[Any], written: Any, *, is_required: bool) ->
     if Derived in marks:
         return Field(default=None)
     writes = [mark.write for mark in marks if isinstance(mark, Read) and mark.write is not None]
-    if not writes:
+    if not writes and key.default is None:
         return Field(default=value)
-    shown: Any = {"default": writes[0](value)}
+    shown: Any = {"default": key.default or writes[0](value)}
     return Field(default=value, json_schema_extra=shown)
 
 
