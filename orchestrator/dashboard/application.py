@@ -6,8 +6,10 @@ Nothing here is async: answers read files, so each has a thread of its own.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from pydantic_core import to_json
@@ -24,9 +26,15 @@ from isthmus.orchestrator.dashboard.actions import ACTIONS, Attempt, RunActions
 from isthmus.orchestrator.dashboard.pages import Parts
 from isthmus.orchestrator.dashboard.prepared import Answer, PreparedAnswers
 from isthmus.orchestrator.dashboard.run_library import RunLibrary
+from isthmus.orchestrator.dashboard.run_page import Asked, RunShown, run_parts
 from isthmus.orchestrator.dashboard.run_view import ENDED, listed, shown
 from isthmus.orchestrator.dashboard.watched_run import WatchedRun, Window
 from isthmus.orchestrator.evidence import report
+from isthmus.orchestrator.evidence.record.run_record import RunRecording, read_record
+from isthmus.orchestrator.evidence.report.page import page, policy
+from isthmus.orchestrator.evidence.report.run_facts import run_facts
+from isthmus.orchestrator.evidence.trace_events import trace
+from isthmus.protos.versions import build
 
 _HERE, _REPORT = Path(__file__).resolve().parent, Path(report.__file__).resolve().parent
 _ASSETS = {
@@ -38,6 +46,10 @@ _ASSETS = {
 ACCEPTED, NOT_FOUND, CONFLICT = 202, 404, 409
 MAX_DIGITS = 15
 """Longest number of a step that may be asked for."""
+MAX_NAME = 64
+"""Longest name of a site that may be asked for."""
+REPORT_POLICY = f"{policy()}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+"""The report brings its style and its script along."""
 
 
 class _Missing(Exception):  # noqa: N818 - it is an answer
@@ -52,15 +64,22 @@ class _Json(JSONResponse):
         return to_json(content, inf_nan_mode="null")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Page:
-    """A run's page."""
+    """A page that changes."""
 
     title: str
+    icon: str
     parts: Parts
-    tag: str
     has_ended: bool
     """It stays as it is."""
+
+    @cached_property
+    def tag(self) -> str:
+        """The ETag of what it shows."""
+        shown = [self.title, self.icon, *(f"{name}\0{part}" for name, part in self.parts.items())]
+        digest = hashlib.sha256("\0".join(shown).encode()).hexdigest()
+        return f'"{digest[:32]}"'
 
 
 def make_application(
@@ -81,6 +100,8 @@ def make_application(
             Route("/live", answers.list_live),
             Route("/runs/{run_id}", answers.run_page),
             Route("/live/{run_id}", answers.run_live),
+            Route("/report/{run_id}", answers.report),
+            Route("/trace/{run_id}", answers.trace),
             Route("/api/runs", answers.api_runs),
             Route("/api/runs/{run_id}", answers.api_run),
             Route("/api/runs/{run_id}/steps", answers.api_steps),
@@ -106,48 +127,67 @@ class _Answers:
     # ------------------------------------------------------------ pages
 
     def list_page(self, _: Request) -> Response:
-        parts = self._list_parts()
-        return self._html(pages.list_title(), "", "live", _tag(parts), parts)
+        return self._html(self._list(), "", "live")
 
     def list_live(self, request: Request) -> Response:
-        return _live(request, pages.list_title(), self._list_parts(), has_ended=False)
+        return _live(request, self._list())
 
-    def _list_parts(self) -> Parts:
+    def _list(self) -> _Page:
         views = [listed(each) for each in self._library.runs()]
-        return pages.list_parts(views, str(self._library.source))
+        parts = pages.list_parts(views, str(self._library.source))
+        live = [view for view in views if view["state"] not in ENDED]
+        return _Page(pages.list_title(views), pages.icon(live), parts, has_ended=False)
 
     def run_page(self, request: Request) -> Response:
-        window = _window(request)
-        made = self._page(request, window)
-        live = f"live/{request.path_params['run_id']}?{window.query}"
-        return self._html(made.title, pages.UP, live, made.tag, made.parts)
+        asked = _asked(request)
+        live = f"live/{request.path_params['run_id']}?{asked.query}"
+        return self._html(self._page(request, asked), pages.UP, live)
 
-    def _html(self, title: str, up: str, live: str, tag: str, parts: Parts) -> Response:
-        token, is_open = self._access.action_token, not self._access.token
-        return HTMLResponse(pages.page(title, up, live, tag, parts, token, is_open=is_open))
+    def _html(self, made: _Page, up: str, live: str) -> Response:
+        text = pages.page(
+            made.title,
+            up,
+            live,
+            made.tag,
+            made.parts,
+            self._access.action_token,
+            icon=made.icon,
+            is_open=not self._access.token,
+        )
+        return HTMLResponse(text)
 
     def run_live(self, request: Request) -> Response:
-        made = self._page(request, _window(request))
-        return _live(request, made.title, made.parts, has_ended=made.has_ended)
+        return _live(request, self._page(request, _asked(request)))
 
-    def _page(self, request: Request, window: Window) -> _Page:
+    def _page(self, request: Request, asked: Asked) -> _Page:
         watched = self._run(request)
-        return self._answer(watched, ("page", window), lambda: self._made_page(watched, window))
+        return self._answer(watched, ("page", asked), lambda: self._made_page(watched, asked))
 
-    def _made_page(self, watched: WatchedRun, window: Window) -> _Page:
+    def _made_page(self, watched: WatchedRun, asked: Asked) -> _Page:
         view = shown(watched)
-        parts = pages.run_parts(
-            view,
-            watched.steps(window),
-            watched.marks(),
-            watched.events(),
-            watched.num_events,
-            window,
-            None if self._actions is None else pages.actions(view, self._attempt(watched)),
-        )
+        acting = None if self._actions is None else pages.actions(view, self._attempt(watched))
+        parts = run_parts(RunShown.of(watched, asked), asked, acting)
         is_read = view.get("metrics", {"is_complete": True})["is_complete"]
         has_ended = view["state"] in ENDED and is_read
-        return _Page(pages.run_title(view), parts, _tag(parts), has_ended)
+        return _Page(pages.run_title(view), pages.icon([view]), parts, has_ended)
+
+    def report(self, request: Request) -> Response:
+        """Answer with a run's report, as `isthmus report` writes it."""
+        text = page([run_facts(self._recorded(request))], [], build())
+        return HTMLResponse(text, headers={"Content-Security-Policy": REPORT_POLICY})
+
+    def trace(self, request: Request) -> Response:
+        """Answer with a run's trace, as `isthmus trace` writes it."""
+        name = f"{request.path_params['run_id']}-trace.json"
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+        return _Json(trace(self._recorded(request)), headers=headers)
+
+    def _recorded(self, request: Request) -> RunRecording:
+        watched = self._run(request)
+        if watched.is_elsewhere:
+            raise _Missing
+        self._library.open(watched)
+        return read_record(watched.run(), watched.all_events())
 
     def _answer(
         self, watched: WatchedRun, key: tuple[object, ...], make: Callable[[], Answer]
@@ -215,6 +255,10 @@ def _steps_json(watched: WatchedRun, window: Window) -> bytes:
     return to_json(found, inf_nan_mode="null")
 
 
+def _asked(request: Request) -> Asked:
+    return Asked(_window(request), request.query_params.get("events", "")[:MAX_NAME])
+
+
 def _window(request: Request) -> Window:
     given = request.query_params
     if given.get("window") == "newest":
@@ -227,18 +271,15 @@ def _whole(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS else None
 
 
-def _tag(parts: Parts) -> str:
-    digest = hashlib.sha256("\0".join(f"{name}\0{part}" for name, part in parts.items()).encode())
-    return f'"{digest.hexdigest()[:32]}"'
-
-
-def _live(request: Request, title: str, parts: Parts, *, has_ended: bool) -> Response:
+def _live(request: Request, made: _Page) -> Response:
     """Answer with the parts, unless the page has just these."""
-    tag = _tag(parts)
-    headers = {"ETag": tag, **({"X-Run-Ended": "1"} if has_ended else {})}
-    if request.headers.get("if-none-match") == tag:
+    headers = {"ETag": made.tag, "X-Now": f"{time.time():.3f}"}
+    if made.has_ended:
+        headers["X-Run-Ended"] = "1"
+    if request.headers.get("if-none-match") == made.tag:
         return Response(status_code=304, headers=headers)
-    return _Json({"title": title, "parts": parts}, headers=headers)
+    found = {"title": made.title, "icon": made.icon, "parts": made.parts}
+    return _Json(found, headers=headers)
 
 
 def _asset(request: Request) -> Response:

@@ -76,6 +76,7 @@ async function refresh() {
   const answer = await fetch(shownMain.dataset.live, {
     headers: { "If-None-Match": tag }, cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS),
   });
+  if (answer.headers.has("X-Now")) aheadS = answer.headers.get("X-Now") - Date.now() / 1000;
   if (answer.status === 401) { say("Open the address that isthmus dashboard printed last", true); return; }
   if (answer.status === 404) { say("This run was removed", true); return; }
   if (!answer.ok && answer.status !== 304) throw new Error(answer.status);
@@ -84,8 +85,10 @@ async function refresh() {
   say(hasEnded ? "ended" : "live", false);
 }
 
-function show({ title, parts }, newTag) {
+function show({ title, icon, parts }, newTag) {
   document.title = title;
+  const link = document.querySelector("link[rel=icon]");
+  if (link.href !== icon) link.href = icon;
   let isWhole = true;
   for (const [name, html] of Object.entries(parts)) {
     const part = document.getElementById(`part-${name}`);
@@ -95,7 +98,26 @@ function show({ title, parts }, newTag) {
     before[name] = html;
   }
   if (isWhole) tag = newTag;
+  showAges();
 }
+
+// How long ago something was, by the server's clock, which may not be this machine's.
+let aheadS = 0;
+function inWords(seconds) {
+  if (seconds < 60) return `${Math.floor(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
+  if (seconds < 172800) return `${Math.floor(seconds / 3600)} h ${Math.floor(seconds % 3600 / 60)} min`;
+  return `${Math.floor(seconds / 86400)} days`;
+}
+
+function showAges() {
+  for (const each of document.querySelectorAll(".age")) {
+    const seconds = Math.max(0, Date.now() / 1000 + aheadS - each.dataset.since);
+    const words = each.closest("dd") ? `${inWords(seconds)} ago` : ` (${inWords(seconds)} ago)`;
+    if (each.textContent !== words) each.textContent = words;
+  }
+}
+setInterval(showAges, ACTIVE_MS);
 
 async function keepUp() {
   for (;;) {

@@ -196,6 +196,7 @@ def _open(watched: WatchedRun) -> None:
     described = _described(folder, watched.about)
     if watched.place.home_folder is not None:
         described = replace(described, plan=watched.place.home_folder.plan)
+    _ = described.predicted  # not while somebody waits for a page
     watched.described = described
     flops = None
     if described.job is not None and described.topology is not None:

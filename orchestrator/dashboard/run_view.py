@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,8 @@ from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.egress import egress_of
 from isthmus.orchestrator.evidence.view.formats import known
 from isthmus.orchestrator.evidence.view.live import described as described_link
-from isthmus.orchestrator.runs.facts import SiteFacts, TotalFacts, link_facts, to_json
+from isthmus.orchestrator.evidence.view.live import start_phases
+from isthmus.orchestrator.runs.facts import LinkFacts, SiteFacts, TotalFacts, link_facts, to_json
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 
@@ -58,6 +60,8 @@ def listed(watched: WatchedRun) -> dict[str, Any]:
         "active_s": run.active_s or None,
         "num_sites": len(run.sites),
         "num_members": len(run.members),
+        "num_training": watched.num_training,
+        "troubles": [dataclasses.asdict(each) for each in watched.troubles()],
         "num_out": sum(_site_state(site) in OUT for site in run.sites),
         "steps": _whole(known(totals, metrics.STEP)),
         "num_steps": run.num_steps or None,
@@ -70,12 +74,13 @@ def shown(watched: WatchedRun) -> dict[str, Any]:
     if watched.is_elsewhere:
         return listed(watched)
     run, figures = watched.run(), watched.figures()
+    stalled_wall_s = watched.stalled_wall_s
     if watched.view is not None:
-        (of_run, of_figures), view = watched.view
-        if of_run is run and of_figures is figures:
+        (of_run, of_figures, of_stall), view = watched.view
+        if of_run is run and of_figures is figures and of_stall == stalled_wall_s:
             return view
     view = _made(watched, run, figures)
-    watched.view = (run, figures), view
+    watched.view = (run, figures, stalled_wall_s), view
     return view
 
 
@@ -86,6 +91,8 @@ def _made(watched: WatchedRun, run: control_pb2.Run, figures: Mapping[str, Any])
     step_s = totals["step_s"] or totals["step_s_recent"]
     links = _links(run, figures, step_s)
     egress = egress_of(links, active_s=run.active_s, step_s=step_s, codec=run.codec)
+    saved, measured = watched.saved, figures.get("sites", {})
+    judged = watched.verdict(run, list(measured.values()), [LinkFacts(**each) for each in links])
     return {
         **view,
         **totals,
@@ -94,6 +101,13 @@ def _made(watched: WatchedRun, run: control_pb2.Run, figures: Mapping[str, Any])
         "members": list(run.members),
         "steps": max(view["steps"] or 0, int(totals["steps"] or 0)) or None,
         "is_shipped_trainer": described.job is not None and described.job.entrypoint is None,
+        "verdict": dataclasses.asdict(judged) if measured else None,
+        "active_wall_s": watched.active_wall_s,
+        "last_step_wall_s": watched.last_step_wall_s,
+        "stalled_wall_s": watched.stalled_wall_s,
+        "checkpoint": None if saved is None else {"step": saved[0], "wall_s": saved[1]},
+        "slow": _slow(run.slow) if run.HasField("slow") else None,
+        "starting": None if totals["steps"] else start_phases(run) or None,
         "egress_usd": None if egress is None else egress.usd,
         "egress": None if egress is None else egress.line(),
         "plan": _plan(described, run),
@@ -189,6 +203,11 @@ def _plan(described: Described, run: control_pb2.Run) -> dict[str, Any]:
         "predicted": described.plan.get("predicted"),
         "alternatives": described.plan.get("alternatives", []),
     }
+
+
+def _slow(slow: control_pb2.SlowSite) -> dict[str, Any]:
+    """Return who keeps the others waiting now."""
+    return {"site": slow.site, "since_step": slow.since_step, "cost_s": slow.cost_s}
 
 
 def _whole(value: float | None) -> int | None:

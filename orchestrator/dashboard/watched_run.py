@@ -11,34 +11,73 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from isthmus.orchestrator.coordinator.control_messages import run_message
 from isthmus.orchestrator.coordinator.journal import FILE
+from isthmus.orchestrator.core.event_kinds import EventKind
+from isthmus.orchestrator.core.first_failure import first_failure
 from isthmus.orchestrator.core.journaled_run import RecordedEvent, coordinator_lost
 from isthmus.orchestrator.core.model_flops import ModelFlops
-from isthmus.orchestrator.core.run_metrics import PARTS
+from isthmus.orchestrator.core.run_events import RunState
+from isthmus.orchestrator.core.run_metrics import PARTS, RunMetrics
 from isthmus.orchestrator.core.run_record import Measurement, RunRecord, StepMark
 from isthmus.orchestrator.dashboard.run_places import RunPlace
+from isthmus.orchestrator.evidence.record.run_timeline import (
+    SiteLane,
+    SiteLanes,
+    Stall,
+    StepEnd,
+    StepGaps,
+)
 from isthmus.orchestrator.evidence.record.step_series import MAX_POINTS, StepSeries
+from isthmus.orchestrator.evidence.report.planned_steps import (
+    PlannedStep,
+    codec_steps_s,
+    planned_step,
+)
+from isthmus.orchestrator.evidence.report.run_facts import verdict_facts
+from isthmus.orchestrator.evidence.report.verdict import Verdict, verdict
+from isthmus.orchestrator.evidence.view.condition import Absences, Trouble, troubles
+from isthmus.orchestrator.evidence.view.formats import visible
+from isthmus.orchestrator.evidence.view.live import slow_now, slow_words
+from isthmus.orchestrator.run_folder.log_files import LogReader
 from isthmus.orchestrator.run_folder.state_lock import is_abandoned
-from isthmus.orchestrator.runs.facts import site_facts, to_json, total_facts
+from isthmus.orchestrator.runs.facts import (
+    LinkFacts,
+    SiteFacts,
+    site_facts,
+    to_json,
+    total_facts,
+)
 from isthmus.orchestrator.runs.follower import JournalFollower, MetricsFollower
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.failure import Failure
 from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.run_spec import CodedPlan
 from isthmus.topology.spec.world import Topology
 
 SLICE = 256
 """Lines that are added before other threads get their turn."""
+MAX_EVALUATIONS = 1000
+"""The newest steps after which something was evaluated, so that they are not taken for stalls."""
+READ_LATELY_S = 2.0
+"""Metrics that were all read so lately say that no step was completed since the last."""
+USUAL_DETECTION_S = 15.0
+"""No stall is told before a loss would have been noticed: `failure.detect_within`, or this."""
+MAX_PREDICTED_SITES = 64
+"""Of a run with more sites no step is predicted: that would take long."""
 NOW_S = 15.0
 """What a link carries now is measured over about so long."""
 MAX_EVENTS = 1000
 """The newest events that are kept of a run."""
+LOG_LINES = 12
+"""The last lines that are shown of a failed rank's log."""
 MAX_FINE_POINTS = 16 * MAX_POINTS
 """Points that are kept of a run, so that a part of it can be shown in more detail."""
 KEPT_FIGURES_S = 1.0
@@ -67,7 +106,7 @@ class Window:
         return "&".join(f"{name}={step}" for name, step in ends.items() if step is not None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Described:
     """What was decided for a run when it was submitted; None: it cannot be read."""
 
@@ -77,6 +116,14 @@ class Described:
     plan: Mapping[str, Any] = field(default_factory=dict)
     """What its plan says beside that: orchestrator/plans.py; empty: it was not planned, or there
     not known."""
+
+    @cached_property
+    def predicted(self) -> tuple[PlannedStep | None, Mapping[str, float]]:
+        """The step as the model predicts it, and that with each codec."""
+        job, topology = self.job, self.topology
+        if job is None or topology is None or len(topology.sites) > MAX_PREDICTED_SITES:
+            return None, {}
+        return planned_step(job, topology), codec_steps_s(job, topology)
 
 
 class _LinkNow:
@@ -99,6 +146,18 @@ class _LinkNow:
         return (end - begin) / (end_s - begin_s) if end_s > begin_s else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A run as verdict_facts takes it."""
+
+    run: control_pb2.Run
+    events: Sequence[RecordedEvent]
+    job: Job | None
+    topology: Topology | None
+    plan: Mapping[str, Any]
+    measured: RunMetrics
+
+
 class _History:
     """Figures over the steps of a run, as its metrics are read."""
 
@@ -107,10 +166,15 @@ class _History:
         self.follower = MetricsFollower(folder)
         self.steps = StepSeries(MAX_FINE_POINTS, names=STEP_FIGURES)
         self.losses = StepSeries(MAX_FINE_POINTS)
+        self.gaps = StepGaps()
+        """Between steps, by the wall clock."""
+        self.evaluated: deque[int] = deque(maxlen=MAX_EVALUATIONS)
         self.links_now: dict[tuple[str, str], _LinkNow] = {}
         self.last_s = 0.0
         self.is_complete = threading.Event()
         """Set once all was read that was there."""
+        self.read_s = -math.inf
+        """When all was read last that was there, on the monotonic clock."""
         self.share_read = 0.0
         self.version = 0
         """Changes with what is read."""
@@ -131,9 +195,14 @@ class _History:
         record.measure(found)
         if found.kind == metrics.STEP:
             self.steps.add(step, found.wall_s, values)
+            last = self.gaps.last
+            if last is None or step > last.step:
+                at_s = found.wall_s if last is None else max(last.at_s, found.wall_s)
+                self.gaps.take(StepEnd(at_s, step, 0.0))
         elif found.kind == metrics.EVALUATION and metrics.HELD_OUT_LOSS in values:
             kept = {metrics.HELD_OUT_LOSS: values[metrics.HELD_OUT_LOSS]}
             self.losses.add(step, found.wall_s, kept)
+            self.evaluated.append(step)
         elif found.kind == metrics.LINK and found.labels.get("source") == found.site:
             pair = (found.site, found.labels.get("target", ""))
             sent_bytes = record.measured.link(pair)[metrics.SENT_BYTES]
@@ -173,9 +242,11 @@ class WatchedRun:
         """Read nothing yet."""
         self.place = place
         self.described = Described()
-        self.view: tuple[tuple[object, object], dict[str, Any]] | None = None
+        self.view: tuple[tuple[object, object, float | None], dict[str, Any]] | None = None
         """What was made last of it (run_view.shown), and of what."""
         self.looked_at_s = 0.0
+        self._folder: Path | None = None
+        """The run's; None: nobody has looked at it."""
         self.opening = threading.Lock()
         """Held by whoever opens the metrics."""
         self._lock = threading.RLock()
@@ -189,6 +260,8 @@ class WatchedRun:
             self._journal = JournalFollower(self.place.run_id, self.place.state)
         self._events: deque[RecordedEvent] = deque(maxlen=MAX_EVENTS)
         self._num_events = 0
+        self._absences, self._lanes = Absences(), SiteLanes(())
+        self._log: tuple[tuple[Failure, int], tuple[str, list[str]]] | None = None
         self._stamp: tuple[tuple[int, int], ...] = ()
         self._run: control_pb2.Run | None = None
 
@@ -222,13 +295,21 @@ class WatchedRun:
         """What changes with what is shown of it."""
         history, state = self._history, self.place.state
         read = None if history is None else (id(history), history.version)
-        return read, state and (_stamp(state), self.place.is_own and is_abandoned(state))
+        is_abandoned_ = self.place.is_own and state is not None and is_abandoned(state)
+        return read, state and (_stamp(state), is_abandoned_), self.stalled_wall_s
 
     def events(self, after: int = 0) -> list[RecordedEvent]:
         """Return the newest events with a sequence above `after`, in order."""
         with self._lock:
             self._catch_up()
             return [each for each in self._events if each.sequence > after]
+
+    def all_events(self) -> list[RecordedEvent]:
+        """Return every event of the run, read anew."""
+        found: list[RecordedEvent] = []
+        if self.place.state is not None:
+            JournalFollower(self.place.run_id, self.place.state).read(found.append)
+        return found
 
     @property
     def num_events(self) -> int:
@@ -239,6 +320,59 @@ class WatchedRun:
     def about(self) -> dict[str, Any]:
         """What the run was submitted with."""
         return dict(self._record.view.about)
+
+    @property
+    def active_wall_s(self) -> float | None:
+        """Since when the run trains; None: it does not yet."""
+        return self._record.view.active_s
+
+    @property
+    def num_training(self) -> int:
+        """Sites whose part counts, and that are there."""
+        return len(self._record.view.counted - self._absences.open.keys())
+
+    @property
+    def saved(self) -> tuple[int, float] | None:
+        """Step and time of the newest checkpoint; None: there is none."""
+        step, wall_s = self._record.view.progress.saved_step, self._absences.saved_wall_s
+        return None if wall_s is None or step < 0 else (step, wall_s)
+
+    @property
+    def failure(self) -> Failure | None:
+        """What broke first: of the run, or of a site that is out."""
+        view = self._record.view
+        if view.failure is not None:
+            return view.failure
+        losses = [each for name in self._absences.open for each in view.members[name].losses]
+        return first_failure(losses) if losses else None
+
+    def last_log_lines(self) -> tuple[str, list[str]]:
+        """Return whose log tells most of what broke first, and its last lines."""
+        failure, folder = self.failure, self._folder
+        if failure is None or not failure.site or folder is None:
+            return "", []
+        if (known := self._log) is not None and known[0] == (failure, self._num_events):
+            return known[1]
+        reader = LogReader(folder, site=failure.site, rank=failure.rank)
+        reader.skip_to_tail(LOG_LINES)
+        lines = deque((line.text for line in reader.read()), maxlen=LOG_LINES)
+        found = failure.place, [visible(line) for line in lines]
+        self._log = (failure, self._num_events), found
+        return found
+
+    def troubles(self) -> list[Trouble]:
+        """Return what is wrong now, the worst first."""
+        run, topology = self.run(), self.described.topology
+        with self._lock:
+            return troubles(
+                run,
+                self._record.view,
+                self._absences,
+                rules=None if topology is None else topology.failure,
+                now_wall_s=time.time(),
+                stalled_wall_s=self.stalled_wall_s,
+                slow=[slow_words(each).partition(": ")[2] for each in slow_now(run)],
+            )
 
     def _catch_up(self) -> None:
         """Read what is new in the journal."""
@@ -252,6 +386,11 @@ class WatchedRun:
 
     def _take_event(self, event: RecordedEvent) -> None:
         self._record.apply(event)
+        view = self._record.view
+        if event.kind == EventKind.RUN_SUBMITTED:
+            self._lanes = SiteLanes(tuple(view.sites))
+        self._lanes.take(event, view)
+        self._absences.take(event, view)
         self._events.append(event)
         self._num_events += 1
 
@@ -282,7 +421,7 @@ class WatchedRun:
             flops: Finds MFUs; None: there are none.
         """
         with self._lock:
-            history = _History(folder, self.described.topology)
+            history, self._folder = _History(folder, self.described.topology), folder
             record = RunRecord(
                 self.place.run_id, sites, flops, on_loss=history.add_loss, is_brief=True
             )
@@ -326,6 +465,8 @@ class WatchedRun:
             if not found:
                 history.is_complete.set()
                 history.version += 1
+        if not found:
+            history.read_s = time.monotonic()
         return bool(found)
 
     def steps(self, window: Window) -> dict[str, Any]:
@@ -342,6 +483,59 @@ class WatchedRun:
                     ("losses", history.losses, LOSSES),
                 )
             }
+
+    @property
+    def last_step_wall_s(self) -> float | None:
+        """When the last step was completed."""
+        last = None if self._history is None else self._history.gaps.last
+        return None if last is None else last.at_s
+
+    @property
+    def stalled_wall_s(self) -> float | None:
+        """Since when no step was completed, where that is too long; None: it is not, or unknown."""
+        history, view = self._history, self._record.view
+        if history is None or history.gaps.last is None or view.state is not RunState.ACTIVE:
+            return None
+        if time.monotonic() - history.read_s > READ_LATELY_S:
+            return None
+        topology, last_s = self.described.topology, history.gaps.last.at_s
+        noticed_s = USUAL_DETECTION_S if topology is None else topology.failure.detect_within_s
+        evaluation_s = 2 * history.gaps.longest_s(history.evaluated)
+        is_long = time.time() - last_s > max(history.gaps.limit_s, noticed_s, evaluation_s)
+        return last_s if is_long else None
+
+    def over_time(self) -> tuple[tuple[Stall, ...], tuple[SiteLane, ...]]:
+        """Return when the run stood still, and what each site did, in seconds since it trains."""
+        with self._lock:
+            view, history = self._record.view, self._history
+            if view.active_s is None or history is None:
+                return (), ()
+            begun_s = view.active_s
+            known_s = max(begun_s, history.last_s, self._events[-1].wall_s)
+            events = [(each.wall_s, each.kind, each.site) for each in self._events]
+            found = history.gaps.stalls(events, (step + 1 for step in history.evaluated))
+            stalls = tuple(
+                replace(each, begin_s=each.begin_s - begun_s, end_s=each.end_s - begun_s)
+                for each in found
+            )
+            return stalls, self._lanes.until((view.ended_wall_s or known_s) - begun_s)
+
+    def verdict(
+        self, run: control_pb2.Run, sites: Sequence[SiteFacts], links: Sequence[LinkFacts]
+    ) -> Verdict:
+        """Return how well the run uses its time."""
+        described, (stalls, _) = self.described, self.over_time()
+        planned, codecs = described.predicted
+        with self._lock:
+            source = _Source(
+                run,
+                self._events,
+                described.job,
+                described.topology,
+                described.plan,
+                self._record.measured,
+            )
+            return verdict(verdict_facts(source, sites, links, planned, stalls, codecs))
 
     def marks(self) -> list[StepMark]:
         """Return what happened, by steps."""

@@ -19,7 +19,7 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 WAIT_MS = 20_000
-WIDTHS = {"desktop": (1400, 900), "phone": (390, 800)}
+WIDTHS = {"desktop": (1400, 900), "phone": (390, 844)}
 SESSION = re.compile(r"/[0-9a-f]{64}/")
 """What is in an address once a token has opened it."""
 Scheme = Literal["light", "dark"]

@@ -7,7 +7,7 @@ import http.client
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +16,13 @@ from typing import Any
 import pytest
 
 from isthmus.orchestrator.coordinator.journal import Journal
+from isthmus.orchestrator.core.epoch_record import detail_of
 from isthmus.orchestrator.run_folder.home import TOPOLOGY, RunFolder, claim_run_folder
 from isthmus.orchestrator.run_folder.run_files import RunFiles
 from isthmus.topology.presets.templates import job_yaml, topology_yaml
+from isthmus.topology.spec.epoch import Epoch
 from tests.fakes.recorded_runs import BEGAN_S, SITES, metric
+from tests.fakes.run_worlds import GATHER
 
 WITHIN_S = 20.0
 
@@ -118,23 +121,47 @@ class GrowingRun:
     sites: tuple[str, ...]
     journal: Journal
     files: RunFiles
+    began_s: float = BEGAN_S
+    """Wall time of its events before the first step."""
     step: int = 0
     members: list[str] = field(default_factory=list)
+    epoch: int = 0
 
     def event(self, kind: str, site: str = "", **detail: object) -> None:
         """Append an event at the time of the last step."""
         self.journal.append(
             kind,
-            wall_s=BEGAN_S + self.step,
+            wall_s=self.began_s + self.step,
             generation=1,
             run_id=self.folder.run_id,
             site=site,
             detail=detail,
         )
 
+    def lose(self, site: str, message: str = "its agent was silent for 15 s") -> None:
+        """Have the others go on without a site, as a coordinator writes it."""
+        self._begin_epoch([each for each in self.members if each != site], {site: message})
+        note = f"the run goes on without site {site}: {message}"
+        self.event("site.lost", site, message=message, note=note, is_out=True, state="LOST")
+
+    def start_again(self, site: str) -> None:
+        """Have a lost site start, without any rank as yet."""
+        self.event("site.returning", site, note=f"site {site} is started again")
+
+    def let_in(self, site: str) -> None:
+        """Have a site that was started again take part."""
+        self.event("site.running", site)
+        self._begin_epoch([*self.members, site])
+        self.event("site.returned", site, note=f"site {site} takes part again")
+
+    def _begin_epoch(self, members: list[str], lost: Mapping[str, str] | None = None) -> None:
+        self.epoch, self.members = self.epoch + 1, members
+        epoch = Epoch(self.epoch, tuple(members), GATHER, self.step)
+        self.event("epoch.begun", "", **detail_of(epoch, "of this test", lost=lost))
+
     def take_steps(self, num_steps: int, sites: tuple[str, ...] = ()) -> None:
         """Append steps of one second each, and the links' totals after each."""
-        taking_part = sites or self.sites
+        taking_part = sites or tuple(self.members)
         for _ in range(num_steps):
             self.step += 1
             self.files.append_metrics(list(self._records(taking_part)))
@@ -144,7 +171,7 @@ class GrowingRun:
         )
 
     def _records(self, sites: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-        wall_s = BEGAN_S + self.step
+        wall_s = self.began_s + self.step
         values = {
             "loss": 3.0 + 1.0 / self.step,
             "site_tokens": 1000.0,
@@ -168,7 +195,12 @@ class GrowingRun:
 
 @contextmanager
 def growing_run(
-    home: Path, run_id: str = "g1", *, name: str = "grows", sites: tuple[str, ...] = SITES
+    home: Path,
+    run_id: str = "g1",
+    *,
+    name: str = "grows",
+    sites: tuple[str, ...] = SITES,
+    began_s: float = BEGAN_S,
 ) -> Iterator[GrowingRun]:
     """Record a run that has become active; until the end somebody holds its state folder."""
     folder, _ = claim_run_folder(home, run_id, job_yaml())
@@ -176,7 +208,8 @@ def growing_run(
     journal = Journal(folder.path)
     try:
         journal.raise_generation()
-        run = GrowingRun(folder, sites, journal, RunFiles(folder.path))
+        run = GrowingRun(folder, sites, journal, RunFiles(folder.path), began_s)
+        run.members = list(sites)
         links = [
             {"source": source, "target": target, "bytes_per_s": 25e6, "rtt_s": 0.06}
             for source in sites

@@ -11,10 +11,10 @@ import pytest
 
 from isthmus.orchestrator.client.recorded_run import RecordedRun
 from isthmus.orchestrator.dashboard import watched_run
-from isthmus.orchestrator.dashboard.pages import run_parts
+from isthmus.orchestrator.dashboard.run_page import Asked, RunShown, run_parts
 from isthmus.orchestrator.dashboard.run_places import RunPlace
 from isthmus.orchestrator.dashboard.run_view import shown
-from isthmus.orchestrator.dashboard.watched_run import WatchedRun, Window
+from isthmus.orchestrator.dashboard.watched_run import WatchedRun
 from isthmus.orchestrator.evidence.record.run_record import read_record
 from isthmus.orchestrator.evidence.report.run_facts import run_facts
 from isthmus.orchestrator.run_folder.home import REMOTE
@@ -154,7 +154,7 @@ def test_a_history_is_shown_while_it_is_read(
             view = shown(watched)
             shares.append(view["metrics"]["share_read"])
             assert view["steps"] == 80, "what the journal says"
-            head = run_parts(view, watched.steps(Window()), [], [], 0, Window())["head"]
+            head = run_parts(RunShown.of(watched, Asked()), Asked())["head"]
             assert f"Reading history, {int(100 * shares[-1])} %" in head
         assert shown(watched)["metrics"]["is_complete"]
     assert shares == sorted(shares)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from isthmus.orchestrator.run_folder.log_files import LogWriter
 from isthmus.protos.control.v1 import control_pb2
 from tests.cli.runs import a_run, announce
 from tests.fakes.dashboard_pages import (
@@ -77,23 +79,94 @@ def test_a_run_grows_loses_a_site_and_has_it_back(
             says(page, "live")
             shows(page, "head", "5in 5s")
             page.locator("#part-loss summary").click()
-            run.event("site.lost", "virginia", message="silent for 15 s", note="virginia lost")
-            run.take_steps(4, ("oregon", "montreal"))
+            run.lose("virginia")
+            run.take_steps(4)
             shows(page, "head", "9in 9s")
-            shows(page, "sites", "LOST")
-            shows(page, "marks", "virginia lost")
+            shows(page, "head", "Site virginia is lost")
+            shows(page, "figures", "LOST")
+            shows(page, "events", "the run goes on without site virginia")
             assert page.locator(".map .site.out").count() == 1
             assert page.locator("#part-loss details[open]").count() == 1, "it stays unfolded"
-            run.event("site.returning", "virginia")
-            run.event("site.returned", "virginia")
+            run.start_again("virginia")
+            shows(page, "head", "Site virginia is starting again")
+            run.let_in("virginia")
             run.take_steps(1)
-            shows(page, "marks", "virginia returned")
-            shows(page, "events", "site.returned")
+            shows(page, "events", "site virginia takes part again")
             page.wait_for_function("!document.querySelector('.map .site.out')")
+            assert page.locator("#part-pace .mark").count() == 4, "two events, on two charts each"
             run.event("run.ended", state="SUCCEEDED", reason_code="", reason="", failure=None)
             says(page, "ended")
             assert page.title().startswith("grows: SUCCEEDED")
             assert fits(page)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", list(WIDTHS))
+def test_a_loss_is_seen_at_a_glance(
+    browser: Browser, tmp_path: Path, width: str, scheme: Scheme
+) -> None:
+    """Without scrolling: which site, since when, why, and what happens next."""
+    with growing_run(tmp_path, began_s=time.time() - 130.0) as run, serving(tmp_path) as served:
+        run.take_steps(90)
+        run.lose("virginia")
+        run.take_steps(39)
+        url = f"{served.url}/runs/g1"
+        with opened(browser, url, tmp_path, width=width, scheme=scheme) as page:
+            says(page, "live")
+            shows(page, "head", "Site virginia is lost")
+            page.wait_for_function("() => document.querySelector('.bar .age').textContent")
+            for words in (
+                "Site virginia is lost",
+                time.strftime("%H:%M:%S", time.localtime(run.began_s + 90)),
+                "its agent was silent for 15 s",
+                "The other 2 sites keep training.",
+                "It is started again as soon as its agent answers. Starting takes at most 2min",
+                "WAN-bound",
+            ):
+                box = page.get_by_text(words).first.bounding_box()
+                assert box is not None, words
+                assert box["y"] + box["height"] <= WIDTHS[width][1], words
+            assert page.title() == "\N{HEAVY MULTIPLICATION X} Site virginia is lost · grows"
+            assert "b3261e" in (page.locator("link[rel=icon]").get_attribute("href") or "")
+            run.let_in("virginia")
+            run.take_steps(600)  # however slow this machine is, that is no stall
+            page.wait_for_function("() => document.title === 'grows: ACTIVE · isthmus'")
+            assert "1f7a4d" in (page.locator("link[rel=icon]").get_attribute("href") or "")
+
+
+@pytest.mark.parametrize("width", list(WIDTHS))
+def test_a_failed_run_shows_its_log_and_leads_to_its_report(
+    browser: Browser, tmp_path: Path, width: str
+) -> None:
+    exported_run(tmp_path, state="FAILED", reason="rank 1 was killed")
+    line = control_pb2.LogLine(site="montreal", source="rank1", text="CUDA <out> of memory")
+    LogWriter(tmp_path / "runs" / "r1").append("montreal", [line])
+    with serving(tmp_path) as served:
+        with opened(browser, f"{served.url}/runs/r1", tmp_path, width=width) as page:
+            says(page, "ended")
+            shows(page, "log", "CUDA <out> of memory")
+            page.get_by_role("link", name="report").click()
+            page.get_by_text("isthmus report").wait_for()
+            assert page.locator("#theme").is_visible(), "its script runs, its style holds"
+            assert fits(page)
+        assert served.get("/trace/r1").json["traceEvents"]
+
+
+def test_events_are_filtered(browser: Browser, tmp_path: Path) -> None:
+    with growing_run(tmp_path) as run, serving(tmp_path) as served:
+        run.take_steps(2)
+        with opened(browser, f"{served.url}/runs/g1", tmp_path) as page:
+            says(page, "live")
+            events = page.locator("#part-events")
+            assert "joined" not in events.inner_text()
+            page.get_by_role("link", name="All", exact=True).click()
+            says(page, "live")
+            assert "all ranks of site montreal are running" in events.inner_text()
+            page.get_by_role("link", name="oregon", exact=True).click()
+            says(page, "live")
+            assert "montreal are" not in events.inner_text()
+            page.get_by_role("link", name="Newest steps").click()
+            page.wait_for_url("**window=newest&events=oregon")
 
 
 def test_it_goes_on_when_the_dashboard_is_started_again(browser: Browser, tmp_path: Path) -> None:
@@ -180,7 +253,7 @@ def test_it_is_used_by_keyboard(browser: Browser, tmp_path: Path) -> None:
         page.get_by_role("link", name="Newest steps").focus()
         page.keyboard.press("Enter")
         page.wait_for_url("**window=newest")
-        assert page.locator("[aria-current]").inner_text() == "Newest steps"
+        assert page.locator("#part-window [aria-current]").inner_text() == "Newest steps"
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

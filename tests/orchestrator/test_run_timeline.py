@@ -14,8 +14,8 @@ from isthmus.orchestrator.evidence.record.run_timeline import (
     SiteLanes,
     Stall,
     StepEnd,
+    StepGaps,
     pace,
-    stalls,
 )
 from isthmus.topology.spec.epoch import Epoch
 from tests.fakes.run_worlds import GATHER
@@ -51,7 +51,7 @@ def test_the_pace_is_low_where_a_run_stands_still() -> None:
 def test_stalls_have_causes() -> None:
     steps = ends(*[0.1 * at for at in range(50)], 20.0, 20.1, 20.2, 28.2)
     events = [(6.0, "site.lost", "a"), (7.0, "site.lost", "b"), (21.0, "run.replanned", "")]
-    first, second = stalls(steps, events)
+    first, second = StepGaps(steps).stalls(events)
     assert first == Stall(steps[49].at_s, 20.0, 51, "a and 1 more were lost")
     assert second.length_s == pytest.approx(8.0)
     assert second.cause == "the plan changed"
@@ -59,11 +59,11 @@ def test_stalls_have_causes() -> None:
 
 def test_an_evaluation_is_no_stall() -> None:
     steps = ends(*[0.1 * at for at in range(50)], 20.0)
-    assert stalls(steps, [])
-    assert not stalls(steps, [], expected=[51])
-    assert stalls(steps, [(10.0, "rank.stalled", "a")], expected=[51])
-    assert not stalls(ends(1.0), [])
-    assert not stalls(ends(1.0, 2.0, 3.0, 5.0, 9.0, 11.0), [])
+    assert StepGaps(steps).stalls([])
+    assert not StepGaps(steps).stalls([], expected=[51])
+    assert StepGaps(steps).stalls([(10.0, "rank.stalled", "a")], expected=[51])
+    assert not StepGaps(ends(1.0)).stalls([])
+    assert not StepGaps(ends(1.0, 2.0, 3.0, 5.0, 9.0, 11.0)).stalls([])
 
 
 def test_what_sites_do() -> None:

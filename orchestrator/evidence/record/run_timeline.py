@@ -5,7 +5,9 @@ All times are seconds since the run became active.
 
 from __future__ import annotations
 
+import heapq
 import itertools
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ STALL_STEPS = 8.0
 """A run stands still if its next step takes so many times the usual one,"""
 LEAST_STALL_S = 3.0
 """and at least so long."""
+_MAX_SAMPLE, _MAX_LONGEST = 4096, 500
+"""Gaps between steps that are kept: of all, to know what is usual; and the longest."""
 MAX_POINTS = 160
 """Intervals whose pace is drawn, at most."""
 _STEPS_OF_POINT = 4
@@ -97,29 +101,64 @@ def pace(ends: Sequence[StepEnd]) -> list[tuple[float, float]]:
     return [(begin_s + (at + 0.5) * width_s, amount / width_s) for at, amount in enumerate(amounts)]
 
 
-def stalls(
-    ends: Sequence[StepEnd], events: Sequence[tuple[float, str, str]], expected: Iterable[int] = ()
-) -> tuple[Stall, ...]:
-    """Return when the run stood still.
+class StepGaps:
+    """How long the steps of a run are apart: the longest gaps, and a sample of all."""
 
-    Args:
-        ends: Of all steps, in order.
-        events: Time, kind and site of what happened, in order.
-        expected: Steps that take longer for a good reason: an evaluation belongs to them.
-    """
-    gaps = [after.at_s - before.at_s for before, after in itertools.pairwise(ends)]
-    if not gaps:
-        return ()
-    limit_s = max(LEAST_STALL_S, STALL_STEPS * statistics.median(gaps))
-    known = frozenset(expected)
-    found = []
-    for before, after in itertools.pairwise(ends):
-        if after.at_s - before.at_s < limit_s:
-            continue
-        cause = _cause(before.at_s, after.at_s, events)
-        if cause or after.step not in known:
-            found.append(Stall(before.at_s, after.at_s, after.step, cause))
-    return tuple(found)
+    def __init__(self, ends: Iterable[StepEnd] = ()) -> None:
+        """Take the first steps, in order."""
+        self.last: StepEnd | None = None
+        """The last step that was taken."""
+        self._sample_s: list[float] = []
+        self._num, self._stride = 0, 1
+        self._longest: list[tuple[float, float, float, int]] = []
+        """Length, begin, end and the step that ended it: a heap, the shortest first."""
+        for end in ends:
+            self.take(end)
+
+    def take(self, end: StepEnd) -> None:
+        """Take the end of the next step."""
+        before, self.last = self.last, end
+        if before is None:
+            return
+        gap_s = end.at_s - before.at_s
+        if self._num % self._stride == 0:
+            self._sample_s.append(gap_s)
+        self._num += 1
+        if len(self._sample_s) > _MAX_SAMPLE:
+            self._sample_s, self._stride = self._sample_s[::2], 2 * self._stride
+        if gap_s >= LEAST_STALL_S:
+            heapq.heappush(self._longest, (gap_s, before.at_s, end.at_s, end.step))
+            if len(self._longest) > _MAX_LONGEST:
+                heapq.heappop(self._longest)
+
+    @property
+    def limit_s(self) -> float:
+        """A gap that is so long is a stall."""
+        if not self._sample_s:
+            return math.inf
+        return max(LEAST_STALL_S, STALL_STEPS * statistics.median(self._sample_s))
+
+    def longest_s(self, steps: Iterable[int]) -> float:
+        """Return the longest gap after one of these steps that was not short; 0: none was."""
+        known = {step + 1 for step in steps}
+        return max((gap_s for gap_s, _, _, step in self._longest if step in known), default=0.0)
+
+    def stalls(
+        self, events: Sequence[tuple[float, str, str]], expected: Iterable[int] = ()
+    ) -> tuple[Stall, ...]:
+        """Return when the run stood still.
+
+        Args:
+            events: Time, kind and site of what happened, in order.
+            expected: Steps that take longer for a good reason: an evaluation belongs to them.
+        """
+        known, limit_s, found = frozenset(expected), self.limit_s, []
+        for gap_s, begin_s, end_s, step in sorted(self._longest, key=lambda each: each[1]):
+            if gap_s >= limit_s:
+                cause = _cause(begin_s, end_s, events)
+                if cause or step not in known:
+                    found.append(Stall(begin_s, end_s, step, cause))
+        return tuple(found)
 
 
 def _cause(begin_s: float, end_s: float, events: Sequence[tuple[float, str, str]]) -> str:

@@ -85,10 +85,11 @@ def section(title: str, *children: Child, lead: str | None = None) -> Markup:
     )
 
 
-def table(columns: Sequence[Column], caption: str = "") -> Markup:
+def table(columns: Sequence[Column], caption: str = "", *, as_cards: bool = False) -> Markup:
     """Return a table of the columns that are told; the first one names its row.
 
-    It scrolls by itself where it is wider than the page.
+    It scrolls by itself where it is wider than the page. With `as_cards`, a row is a card of its
+    own on a phone.
     """
     columns = told(columns)
     kinds = [None if each.is_text else "n" for each in columns]
@@ -101,8 +102,8 @@ def table(columns: Sequence[Column], caption: str = "") -> Markup:
             "tr",
             element("th", name, scope="row"),
             *(
-                element("td", cell, class_=kind)
-                for cell, kind in zip(cells, kinds[1:], strict=True)
+                element("td", cell, class_=kind, data_name=column.heading if as_cards else None)
+                for cell, kind, column in zip(cells, kinds[1:], columns[1:], strict=True)
             ),
         )
         for name, *cells in zip(*(each.cells for each in columns), strict=True)
@@ -114,8 +115,9 @@ def table(columns: Sequence[Column], caption: str = "") -> Markup:
         element("tbody", *body),
     )
     # Focusable: whoever has no pointer scrolls it with the arrow keys.
+    class_ = "scroll cards" if as_cards else "scroll"
     return element(
-        "div", drawn, class_="scroll", tabindex=0, role="group", aria_label=caption or None
+        "div", drawn, class_=class_, tabindex=0, role="group", aria_label=caption or None
     )
 
 

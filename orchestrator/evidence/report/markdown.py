@@ -41,7 +41,7 @@ def _run(facts: RunFacts) -> list[str]:
     parts += _verdict(facts)
     parts.append(_headline(wording.headline(facts)))
     if facts.time.happened:
-        parts += ["## What happened", _table(wording.event_columns(facts))]
+        parts += ["## What happened", _table(wording.event_columns(facts.time.happened))]
     parts += ["## Where the time of a step went", _table(wording.split_columns(facts.sites))]
     if facts.time.slow:
         parts += ["## Slow, not hung", _table(wording.slow_columns(facts))]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from isthmus.orchestrator.core.run_metrics import PARTS
-from isthmus.orchestrator.core.slow_sites import SlowPeriod
 from isthmus.orchestrator.evidence.record.run_timeline import (
     CATCHING_UP,
     OUT,
@@ -57,11 +57,11 @@ _LEAST_UNITS = 3.0
 class TimeAxis:
     """The time since a run was active, in a unit that people count in."""
 
-    def __init__(self, end_s: float) -> None:
-        """Take the end; the axis begins at 0."""
+    def __init__(self, end_s: float, begin_s: float = 0.0) -> None:
+        """Take both ends, in seconds since then."""
         fitting = [each for each in _UNITS if end_s >= _LEAST_UNITS * each[1]] or [_UNITS[0]]
         self.unit, self._unit_s = fitting[-1]
-        self.scale: Scale = linear(0.0, self.of(end_s), 6)
+        self.scale: Scale = linear(self.of(begin_s), self.of(end_s), 6)
 
     def of(self, at_s: float) -> float:
         """Return a time in the axis's unit."""
@@ -78,8 +78,8 @@ def time_marks(happened: Sequence[EventFacts], axis: TimeAxis) -> list[Mark]:
     return [
         Mark(axis.of(each.at_s), _words(each), str(each.mark))
         for each in happened
-        if each.mark is not None and each.at_s is not None and axis.of(each.at_s) >= 0
-        if axis.of(each.at_s) <= axis.scale.high
+        if each.mark is not None and each.at_s is not None
+        if axis.scale.low <= axis.of(each.at_s) <= axis.scale.high
     ]
 
 
@@ -92,6 +92,17 @@ def step_marks(happened: Sequence[EventFacts]) -> list[Mark]:
 
 def _words(event: EventFacts) -> str:
     return f"{event.where}: {event.what}" if event.where else event.what
+
+
+@dataclass(frozen=True, slots=True)
+class SlowSpan:
+    """A site kept the others waiting; times are seconds since the run was active."""
+
+    site: str
+    cost_s: float
+    """What a step has cost each other site, on average."""
+    begin_s: float
+    end_s: float
 
 
 def pace_chart(
@@ -144,7 +155,7 @@ def stall_words(stall: Stall) -> str:
 
 def site_lanes(
     sites: Sequence[SiteLane],
-    slow: Sequence[tuple[SlowPeriod, float, float]],
+    slow: Sequence[SlowSpan],
     axis: TimeAxis,
     marks: Sequence[Mark],
 ) -> Markup:
@@ -152,7 +163,7 @@ def site_lanes(
 
     Args:
         sites: What they did.
-        slow: Who kept others waiting, from when to when, in seconds since the run was active.
+        slow: Who kept others waiting.
         axis: Of the time.
         marks: What happened, in the axis's unit.
     """
@@ -169,21 +180,21 @@ def site_lanes(
         ]
         parts += [
             LanePart(
-                axis.of(begin_s),
-                axis.of(end_s),
+                axis.of(span.begin_s),
+                axis.of(span.end_s),
                 "wait",
-                f"{site.site}: cost others {formats.duration(period.cost_s)} a step",
+                f"{site.site}: cost others {formats.duration(span.cost_s)} a step",
                 is_thin=True,
             )
-            for period, begin_s, end_s in slow
-            if period.site == site.site
+            for span in slow
+            if span.site == site.site
         ]
         rows.append(Lane(site.site, parts))
     return lanes("What each site did", rows, axis.scale, lambda x: f"{x:g}", marks)
 
 
 def busy_first(
-    sites: Sequence[SiteLane], slow: Sequence[SlowPeriod]
+    sites: Sequence[SiteLane], slow: Sequence[SlowSpan]
 ) -> tuple[Sequence[SiteLane], int]:
     """Return at most MAX_LANES sites, and how many are left out: those with nothing to tell."""
     if len(sites) <= MAX_LANES:
@@ -200,16 +211,21 @@ def longest_shown(columns: Mapping[str, Any]) -> float:
     return _CUT_OFF * statistics.median(means) if means else math.inf
 
 
-def step_parts(columns: Mapping[str, Any], longest_s: float = math.inf) -> list[Series]:
+def step_parts(
+    columns: Mapping[str, Any],
+    longest_s: float = math.inf,
+    xs: Sequence[float] | None = None,
+) -> list[Series]:
     """Return the parts of steps as bands one on the other; empty: nothing is known of steps.
 
     Args:
         columns: Those of StepSeries.
         longest_s: Where steps are cut off.
+        xs: Where the points lie; None: at their steps.
     """
     if metrics.STEP_S not in columns:
         return []
-    steps = columns["step"]
+    steps = columns["step"] if xs is None else xs
     below = [0.0] * len(steps)
     series = []
     for name, words in PARTS.items():
@@ -229,25 +245,30 @@ def step_chart(
     y_title: str,
     series: Sequence[Series],
     marks: Sequence[Mark],
+    *,
     low: float | None = None,
     y_text: Callable[[float], str] = lambda y: formats.count(y) if y >= 1000 else f"{y:g}",
+    axis: TimeAxis | None = None,
 ) -> Markup:
-    """Draw figures over steps; `low`: where the y axis begins, else at the least."""
-    xs = [x for each in series for x, _ in each.points]
+    """Draw figures over steps, or over an axis of time.
+
+    `low`: where the y axis begins, else at the least.
+    """
     ys = [y for each in series for _, y in each.points]
     if low is None:
         ys += [y for each in series for _, *ends in each.band for y in ends]
-    first, last = min(xs), max(xs)
+    xs = [x for each in series for x, _ in each.points]
+    x = linear(min(xs), max(xs), 6) if axis is None else axis.scale
     return line_chart(
         LineChart(
             label=label,
-            x=linear(first, last, 6),
+            x=x,
             y=rounded(min(ys) if low is None else low, max(ys), 5),
-            x_title="step",
+            x_title="step" if axis is None else axis.title,
             y_title=y_title,
             x_text=lambda x: f"{x:g}",
             y_text=y_text,
             series=series,
-            marks=[mark for mark in marks if first <= mark.x <= last],
+            marks=[mark for mark in marks if x.low <= mark.x <= x.high],
         )
     )

@@ -9,9 +9,11 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from isthmus.orchestrator.core.event_kinds import EventKind, seen_of
+from isthmus.orchestrator.core.journaled_run import RecordedEvent
+from isthmus.orchestrator.core.run_metrics import RunMetrics
 from isthmus.orchestrator.core.slow_sites import SlowPeriod
 from isthmus.orchestrator.evidence.record import run_timeline
 from isthmus.orchestrator.evidence.record.run_record import STEP_FIGURES, RunRecording
@@ -48,6 +50,8 @@ from isthmus.orchestrator.runs.facts import (
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.link_codecs import plan_codecs
 from isthmus.topology.trees.tree_choice import plan_reduction
 
@@ -279,7 +283,7 @@ def run_facts(record: RunRecording) -> RunFacts:
         ),
         plan=_plan(record, gaps),
         planned_step_s=_planned_step_s(record, step),
-        verdict=verdict(_verdict_facts(record, sites, links, step, stalls, codec_steps)),
+        verdict=verdict(verdict_facts(record, sites, links, step, stalls, codec_steps)),
         gaps=tuple(gaps),
     )
 
@@ -363,7 +367,7 @@ def _stalls(record: RunRecording, ends: Sequence[StepEnd]) -> tuple[Stall, ...]:
     active_s = record.account.view.active_s or 0.0
     events = [(event.wall_s - active_s, event.kind, event.site) for event in record.events]
     evaluated = (step + 1 for step, _ in record.evaluations)
-    return run_timeline.stalls(ends, events, evaluated)
+    return run_timeline.StepGaps(ends).stalls(events, evaluated)
 
 
 def _lanes(record: RunRecording, ends: Sequence[StepEnd]) -> tuple[SiteLane, ...]:
@@ -457,8 +461,36 @@ def _launched(record: RunRecording) -> LaunchFacts:
     )
 
 
-def _verdict_facts(
-    record: RunRecording,
+class RunSource(Protocol):
+    """What a verdict is made from: a run that was read once, or one that is watched."""
+
+    @property
+    def run(self) -> control_pb2.Run:
+        """The run as its journal has it."""
+
+    @property
+    def events(self) -> Sequence[RecordedEvent]:
+        """Those of its journal."""
+
+    @property
+    def job(self) -> Job | None:
+        """None: it cannot be read."""
+
+    @property
+    def topology(self) -> Topology | None:
+        """None: it cannot be read."""
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """As in RunRecording."""
+
+    @property
+    def measured(self) -> RunMetrics:
+        """What comes of all that was measured."""
+
+
+def verdict_facts(
+    record: RunSource,
     sites: Sequence[SiteFacts],
     links: Sequence[LinkFacts],
     planned: PlannedStep | None,
@@ -520,7 +552,7 @@ _LEAST_LIMITED = 0.05
 """A link was the limit for at least so long, and for such a share of the run, or says nothing."""
 
 
-def _slow_link(record: RunRecording, links: Sequence[LinkFacts]) -> SlowLink | None:
+def _slow_link(record: RunSource, links: Sequence[LinkFacts]) -> SlowLink | None:
     """Return the link that carried least of what is described while it was the limit."""
     found = []
     for link in links:
@@ -541,7 +573,7 @@ def _slow_link(record: RunRecording, links: Sequence[LinkFacts]) -> SlowLink | N
     )
 
 
-def _slowest(record: RunRecording) -> SlowShare | None:
+def _slowest(record: RunSource) -> SlowShare | None:
     """Return which site cost the others most, over all of its periods, or else which rank."""
     by_who: dict[tuple[str, int | None], list[SlowPeriod]] = {}
     for each in record.measured.slow or record.measured.slow_ranks:
@@ -609,12 +641,12 @@ def _listed(plan: Mapping[str, Any], key: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _planned_step_s(record: RunRecording, modelled: PlannedStep | None) -> float | None:
+def _planned_step_s(record: RunSource, modelled: PlannedStep | None) -> float | None:
     """Return the planner's figure; of a run that was not planned the step model's."""
     return _predicted_step_s(record) or (None if modelled is None else modelled.step_s)
 
 
-def _predicted_step_s(record: RunRecording) -> float | None:
+def _predicted_step_s(record: RunSource) -> float | None:
     predicted = record.plan.get("predicted")
     return known(predicted, "step_s") if isinstance(predicted, dict) else None
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from isthmus.orchestrator.core.run_metrics import PARTS
 from isthmus.orchestrator.evidence.record.step_timelines import typical
@@ -37,6 +38,7 @@ from isthmus.orchestrator.evidence.report.html import (
 from isthmus.orchestrator.evidence.report.html import facts as fact_list
 from isthmus.orchestrator.evidence.report.run_charts import (
     LANE_WORDS,
+    SlowSpan,
     TimeAxis,
     busy_first,
     longest_shown,
@@ -47,8 +49,9 @@ from isthmus.orchestrator.evidence.report.run_charts import (
     step_parts,
     time_marks,
 )
-from isthmus.orchestrator.evidence.report.run_facts import RunFacts
+from isthmus.orchestrator.evidence.report.run_facts import RunFacts, TimeFacts
 from isthmus.orchestrator.evidence.report.sitemap import site_map
+from isthmus.orchestrator.evidence.report.verdict import Verdict
 from isthmus.orchestrator.evidence.report.wording import PART_CLASSES
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.fitting_table import Column, columns_of
@@ -72,7 +75,7 @@ def run_article(facts: RunFacts, prefix: str, level: str = "h2") -> Markup:
             "at no cost. MFU is model FLOPs per second over the accelerators' peak; “est.” assumes "
             "6 FLOPs per token and parameter; “planned” is the step model's prediction.",
         ),
-        _over_steps(facts),
+        over_steps(facts.steps.step_figures, step_marks(facts.time.happened), None),
         _slow(facts),
         _places(facts),
         _timeline(facts, prefix),
@@ -100,7 +103,7 @@ def opening(facts: RunFacts, level: str = "h2") -> Markup:
             class_="meta",
         ),
         _reason(facts),
-        _verdict(facts),
+        judgement(facts.verdict),
         tiles(headline) if (headline := wording.headline(facts)) else None,
         join(*(missing(f"Not shown: {gap}.") for gap in facts.gaps)),
     )
@@ -152,8 +155,8 @@ def _reason(facts: RunFacts) -> Markup | None:
     )
 
 
-def _verdict(facts: RunFacts) -> Markup:
-    found = facts.verdict
+def judgement(found: Verdict) -> Markup:
+    """Return a verdict: its headline, what it rests on, and what would help."""
     return element(
         "div",
         element("p", found.headline, class_="headline"),
@@ -167,28 +170,39 @@ def _verdict(facts: RunFacts) -> Markup:
 
 def _over_time(facts: RunFacts) -> Markup:
     """Return the run over the wall clock: its pace with stalls and losses, and its sites."""
-    unit = wording.pace_unit(facts)
-    title = f"{unit.capitalize()} per second, and what each site did"
-    if not facts.time.pace:
-        return section(title, missing("Too few steps were completed."))
     end_s = max(
-        [facts.time.pace[-1][0], *(part.end_s for site in facts.time.lanes for part in site.phases)]
+        [
+            *(at_s for at_s, _ in facts.time.pace[-1:]),
+            *(part.end_s for site in facts.time.lanes for part in site.phases),
+        ],
+        default=0.0,
     )
+    slow = [
+        SlowSpan(each.site, each.cost_s, *times)
+        for each, times in zip(facts.time.slow, facts.time.slow_times, strict=True)
+    ]
     axis = TimeAxis(end_s)
     marks = time_marks(facts.time.happened, axis)
-    shown, num_left = busy_first(facts.time.lanes, facts.time.slow)
+    return over_time(facts.time, wording.pace_unit(facts.totals), slow, axis, marks)
+
+
+def over_time(
+    time: TimeFacts, unit: str, slow: Sequence[SlowSpan], axis: TimeAxis, marks: Sequence[Mark]
+) -> Markup:
+    """Return the pace of a run, and what each site did, over one axis."""
+    title = f"{unit.capitalize()} per second, and what each site did"
+    if not time.pace:
+        return section(title, missing("Too few steps were completed."))
+    shown, num_left = busy_first(time.lanes, slow)
     left = f" {num_left} more sites trained throughout." if num_left else ""
-    slow = [
-        (each, *times) for each, times in zip(facts.time.slow, facts.time.slow_times, strict=True)
-    ]
     return section(
         title,
         element(
             "div",
             figure(
-                pace_chart(facts.time.pace, unit, facts.time.stalls, axis, marks),
-                table(wording.pace_columns(facts)),
-                note=wording.pace_note(facts),
+                pace_chart(time.pace, unit, time.stalls, axis, marks),
+                table(wording.pace_columns(time.pace, unit)),
+                note=wording.pace_note(time.stalls),
             ),
             element(
                 "figure",
@@ -201,24 +215,33 @@ def _over_time(facts: RunFacts) -> Markup:
     )
 
 
-def _over_steps(facts: RunFacts) -> Markup | None:
-    """Return the parts of steps over the run."""
-    columns = facts.steps.step_figures
+def over_steps(
+    columns: Mapping[str, Any], marks: Sequence[Mark], axis: TimeAxis | None, begin_s: float = 0.0
+) -> Markup | None:
+    """Return the parts of steps over the run; None: too little is known of them.
+
+    Args:
+        columns: Those of StepSeries.
+        marks: What happened, by steps or by the axis.
+        axis: Of the time; None: over steps.
+        begin_s: The wall time at which the axis has its 0.
+    """
     if len(columns["step"]) < 2 or not step_parts(columns):
         return None
+    xs = None if axis is None else [axis.of(wall_s - begin_s) for wall_s in columns["wall_s"]]
     longest_s = longest_shown(columns)
-    series = step_parts(columns, longest_s)
     cut = max(each or 0.0 for each in columns[metrics.STEP_S]["mean"]) > longest_s
     note = f"The mean over sites; each point is {wording.points_of(columns)}."
     if cut:
         note += f" Steps longer than {formats.duration(longest_s)} are cut off; the table has them."
     chart = step_chart(
-        "Step time and its parts over steps",
+        "Step time and its parts",
         "step time",
-        series,
-        step_marks(facts.time.happened),
+        step_parts(columns, longest_s, xs),
+        marks,
         low=0.0,
         y_text=lambda y: formats.duration(y) if y else "0",
+        axis=axis,
     )
     return section(
         "Step time over the run",
@@ -237,7 +260,7 @@ def _happened(facts: RunFacts) -> Markup | None:
     more = facts.time.num_happened - len(facts.time.happened)
     return section(
         "What happened",
-        element("div", table(wording.event_columns(facts)), class_="happened"),
+        element("div", table(wording.event_columns(facts.time.happened)), class_="happened"),
         missing(f"And {more} earlier: isthmus events {facts.run_id} lists all.") if more else None,
         lead="Numbers are those of the dotted lines on the charts.",
     )

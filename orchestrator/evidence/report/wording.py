@@ -10,12 +10,13 @@ from typing import Any
 
 from isthmus.orchestrator.core.run_metrics import PARTS
 from isthmus.orchestrator.evidence.bench.bench_tables import EMULATORS
-from isthmus.orchestrator.evidence.report.run_facts import MachineFacts, RunFacts
+from isthmus.orchestrator.evidence.record.run_timeline import Stall
+from isthmus.orchestrator.evidence.report.run_facts import EventFacts, MachineFacts, RunFacts
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.fitting_table import Column, columns_of
 from isthmus.orchestrator.evidence.view.formats import show
 from isthmus.orchestrator.evidence.view.live import link_columns
-from isthmus.orchestrator.runs.facts import SiteFacts, ratio, to_json
+from isthmus.orchestrator.runs.facts import SiteFacts, TotalFacts, ratio, to_json
 from isthmus.protos import metrics
 from isthmus.topology.spec.expected_devices import NO_DEVICE
 
@@ -237,31 +238,30 @@ def _wan(facts: RunFacts) -> str:
     return f"{about}. {facts.place.emulator_note}" if facts.place.emulator_note else about
 
 
-def pace_unit(facts: RunFacts) -> str:
+def pace_unit(totals: TotalFacts) -> str:
     """Return what the pace counts: a script that counts no tokens has steps."""
-    return "tokens" if facts.totals.counts_tokens else "steps"
+    return "tokens" if totals.counts_tokens else "steps"
 
 
-def pace_note(facts: RunFacts) -> str:
+def pace_note(stalls: Sequence[Stall]) -> str:
     """Return what the chart of the pace shows beside it."""
     words = "The mean over equal intervals of time"
-    if not facts.time.stalls:
+    if not stalls:
         return f"{words}. The run never stood still."
-    total = formats.duration(sum(each.length_s for each in facts.time.stalls))
-    number = len(facts.time.stalls)
+    total = formats.duration(sum(each.length_s for each in stalls))
+    number = len(stalls)
     times = "once" if number == 1 else f"{number} times"
     return f"{words}. Shaded: the run stood still {times}, for {total} in all."
 
 
-def pace_columns(facts: RunFacts) -> list[Column]:
-    """Return some dozens of the pace's points, and the stalls."""
-    points = facts.time.pace
+def pace_columns(points: Sequence[tuple[float, float]], unit: str) -> list[Column]:
+    """Return some dozens of the pace's points."""
     stride = -(-len(points) // 40)
     rows = [
         [formats.duration(at_s), formats.count(amount)]
         for at_s, amount in [*points[:-1:stride], points[-1]]
     ]
-    return columns_of(["after", f"{pace_unit(facts)} per second"], rows)
+    return columns_of(["after", f"{unit} per second"], rows)
 
 
 def points_of(columns: Mapping[str, Any]) -> str:
@@ -288,7 +288,7 @@ def step_columns(columns: Mapping[str, Any]) -> list[Column]:
     return columns_of(["step", *PARTS.values(), "longest step"], rows)
 
 
-def event_columns(facts: RunFacts) -> list[Column]:
+def event_columns(happened: Sequence[EventFacts]) -> list[Column]:
     """Return what happened, with the number of each mark on the charts."""
     rows = [
         [
@@ -299,7 +299,7 @@ def event_columns(facts: RunFacts) -> list[Column]:
             str(each.step),
             formats.clock(each.wall_s),
         ]
-        for each in facts.time.happened
+        for each in happened
     ]
     headings = ["mark", "after", "where", "what", "step", "time"]
     return columns_of(headings, rows, num_text=6)
