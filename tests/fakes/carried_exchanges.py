@@ -255,7 +255,7 @@ class CarriedExchanges:
             exchange.receive(source, frame)
             self.num_arrived += 1
             link.acks[stream].append((frame.key, frame.epoch))
-            self.most_held_bytes = max(self.most_held_bytes, exchange._held.num_bytes)
+            self.most_held_bytes = max(self.most_held_bytes, exchange.held_bytes)
             if self._chance.random() < self.world.breaks:
                 link.break_off(stream)
             return True

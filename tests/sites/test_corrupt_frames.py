@@ -275,7 +275,7 @@ def test_results_of_an_epoch_that_never_begins_here_do_not_fill_the_memory() -> 
     # The coordinator may end before it tells a site that comes back the epoch of the others.
     bench = Exchanges(PLANS["star"], "fp32", RANKS, chunk_bytes=CHUNK_BYTES)
     exchange, payload = bench.exchanges[0], bytes(CHUNK_BYTES)
-    exchange._ahead_bytes = 8 * CHUNK_BYTES
+    exchange._exchanges._results_bytes_max = 8 * CHUNK_BYTES
     for round_ in range(75, 90):
         key = ChunkKey(round_, 0, 0, 1, Kind.RESULT)
         exchange.receive((1, 0), Frame(key, 2, 0, 0, 0, NUMEL, 1.0, payload))

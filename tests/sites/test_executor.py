@@ -5,8 +5,10 @@ Real executors: over links that take little, to peers that keep little.
 
 from __future__ import annotations
 
+import gc
 import heapq
 import threading
+import weakref
 from collections import deque
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -115,6 +117,27 @@ def test_buckets_are_sent_in_order_once_all_ranks_have_posted_them() -> None:
     assert not links[0].unsent
     post(sites, 0, 0, 0)
     assert [order[:3] for order, _ in sorted(links[0].unsent)] == [(0, 0, c) for c in range(4)]
+
+
+def test_a_bucket_and_its_frames_go_with_its_last_result() -> None:
+    sites, links = two_sites(PLANS["trees"])
+    gc.collect()
+    gc.disable()
+    try:
+        for site in range(2):
+            post(sites, site, 0, 0)
+        [bucket] = sites.exchanges[0]._exchanges.open_buckets()
+        gone = [weakref.ref(chunk.machine) for chunk in bucket.chunks.values()]
+        gone_bucket = weakref.ref(bucket)
+        del bucket
+        for site in range(2):
+            post(sites, site, 1, 0)
+        carry(sites, links)
+        assert len(sites.reduced) == 4
+        assert gone_bucket() is None, "a cycle holds it"
+        assert [machine() for machine in gone] == [None] * len(gone)
+    finally:
+        gc.enable()
 
 
 def a_post(round_: int) -> tuple[int, Reduce, Floats]:

@@ -76,8 +76,8 @@ def check(seed: int) -> CarriedExchanges:
     for site in range(1, world.plan.num_sites):
         assert carried.results(site) == carried.results(0), f"{seed=}"
     for gateway, exchange in carried.exchanges.items():
-        assert exchange._held.num_bytes == 0, (seed, gateway)
-        assert exchange._credit.num_bytes == 0, (seed, gateway)
+        assert exchange.held_bytes == 0, (seed, gateway)
+        assert exchange._admission.credit.num_bytes == 0, (seed, gateway)
     return carried
 
 

@@ -128,7 +128,7 @@ def test_a_gateway_without_a_share_may_be_a_round_behind(tmp_path: Path) -> None
             assert rank.receive()["op"] == "reduced"
         for rank in (peer, first):
             rank.reduce(1, 0, 10, 1.0)
-        wait_for(lambda: members[1].gateway._executor._held.num_bytes > 0)
+        wait_for(lambda: members[1].gateway._executor.held_bytes > 0)
         late.reduce(0, 0, 1, 1.0)
         assert late.receive()["op"] == "reduced"
         late.reduce(1, 0, 10, 1.0)
@@ -232,12 +232,12 @@ def test_frames_far_ahead_are_held_back_and_nothing_is_lost(
         links = [link for member in members[:-1] for link in member.gateway._links.all.values()]
         wait_for(lambda: min(link.totals().sent_bytes for link in links) >= 32_000)
         for member in members:
-            assert member.gateway._executor._held.num_bytes <= most_bytes
+            assert member.gateway._executor.held_bytes <= most_bytes
         ranks[-1].reduce(0, 0, numel, 1.0)
         for rank in ranks:
             assert rank.receive()["op"] == "reduced"
         for member in members:
-            assert member.gateway._executor._held.num_bytes == 0
+            assert member.gateway._executor.held_bytes == 0
         assert ranks[0].regions[0].tobytes() == ranks[1].regions[0].tobytes()
         for rank in ranks:
             rank.leave()

@@ -48,9 +48,9 @@ def lost(seed: int, codec: str, error_feedback: bool) -> LosingExchanges:
     assert carried.is_done, f"{seed=}: nobody can do anything any more: {world}"
     for gateway in carried._gateways:
         exchange = carried.exchanges[gateway]
-        assert exchange._held.num_bytes == exchange._held_ahead.num_bytes == 0, (seed, gateway)
-        assert exchange._credit.num_bytes == 0, (seed, gateway)
-        assert exchange._encoding_bytes == 0, (seed, gateway)
+        assert exchange.held_bytes == 0, (seed, gateway)
+        assert exchange._admission.credit.num_bytes == 0, (seed, gateway)
+        assert exchange._admission.encoding_bytes == 0, (seed, gateway)
     return carried
 
 

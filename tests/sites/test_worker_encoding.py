@@ -202,7 +202,7 @@ def _residual_chunks(exchanges: Exchanges) -> int:
     return sum(
         len(bucket._lost)
         for exchange in exchanges.exchanges
-        for bucket in exchange._residuals._buckets.values()
+        for bucket in exchange._reductions._residuals._buckets.values()
     )
 
 

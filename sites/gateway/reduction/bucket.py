@@ -1,8 +1,8 @@
 """One bucket at one gateway, from the first frame or post until all ranks have their result.
 
-A bucket is `Expected` while peers have sent frames of it and no rank of this gateway has posted it.
-From the first rank's `Post` on it is an `OpenBucket`: its grid, plan and codecs are known, and its
-reduction is under way. Callers hold the executor's lock.
+Until a rank of this gateway posts the bucket, it only keeps what peers send of it. With the first
+post its grid, plan and codecs are known, and its reduction begins. Callers hold the executor's
+lock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from isthmus.protos.errors import (
     NonFiniteError,
     RemoteProtocolError,
 )
-from isthmus.protos.frame import Frame, Kind
+from isthmus.protos.frame import Frame, Kind, unpack
 from isthmus.sites.codecs.codec import BodyCodec, Codec, Encoded, Floats
 from isthmus.sites.codecs.kernels import loops
 from isthmus.sites.codecs.registry import codec_named
@@ -35,9 +35,11 @@ from isthmus.sites.gateway.reduction.chunk_reduction import (
     HandedOver,
     Own,
     OwnEncoded,
+    Received,
 )
 from isthmus.sites.gateway.reduction.credit import FRAME_OVERHEAD_BYTES
-from isthmus.sites.gateway.reduction.epochs import BucketKey, Fate
+from isthmus.sites.gateway.reduction.epochs import BucketKey, ChunkOrder, Fate
+from isthmus.sites.local.chunk_grid import Grid
 from isthmus.sites.local.rank_messages import Form, Reduce, Reduced, ReductionTimes
 from isthmus.sites.local.squares import total_of, units_of
 
@@ -114,6 +116,7 @@ class Shard:
 class Chunk:
     """One chunk's state machine and its inbox of events."""
 
+    bucket: GatewayBucket
     index: int
     machine: ChunkReduction
     raw_bytes: int
@@ -133,11 +136,13 @@ class Chunk:
     handed_over: dict[int, Frame] = field(default_factory=dict)
     """Received frames of a handover, by the site that made them."""
 
-    def stop(self) -> int:
-        """Drop events that were not handled; return the float32 bytes of the own part if dropped.
+    @property
+    def order(self) -> ChunkOrder:
+        """Round, bucket and chunk."""
+        return (*self.bucket.key, self.index)
 
-        Return the float32 bytes of the own part, if that is such.
-        """
+    def stop(self) -> int:
+        """Drop events that were not handled; return the float32 bytes of an own part among them."""
         own_bytes = self.raw_bytes if any(isinstance(each, Own) for each in self.inbox) else 0
         self.inbox.clear()
         return own_bytes
@@ -167,40 +172,28 @@ class Chunk:
         return self.is_finished or (self.is_summed and kind is Kind.CONTRIBUTION)
 
 
-@dataclass(slots=True)
-class Expected:
-    """A bucket with frames from peers that no rank of this gateway has posted yet."""
+class GatewayBucket:
+    """A bucket of which a frame has come, or that a rank of this gateway has posted."""
 
-    key: BucketKey
-    frames: list[tuple[GatewayId, Frame]] = field(default_factory=list)
-    arrivals: dict[GatewayId, Arrival] = field(default_factory=dict)
-
-
-class OpenBucket:
-    """A bucket that a rank of this gateway has posted: its reduction is under way."""
-
-    def __init__(
-        self,
-        config: GatewayConfig,
-        first: Reduce,
-        reduction: BucketReduction,
-        arrivals: dict[GatewayId, Arrival],
-    ) -> None:
-        """`first` is the post that opened the bucket; the other ranks' posts must agree with it."""
-        self.key = first.round, first.bucket
-        self.reduction = reduction
-        self.arrivals = arrivals
+    def __init__(self, config: GatewayConfig, key: BucketKey) -> None:
+        self.key = key
+        self.arrivals: dict[GatewayId, Arrival] = {}
+        """The first frame of each peer."""
+        self.early: list[tuple[GatewayId, Frame]] = []
+        """Frames that came before a rank has posted the bucket."""
+        self.is_open = False
+        """Whether a rank has posted the bucket."""
+        self.reduction: BucketReduction
+        self.request: Reduce
+        """The post that opened the bucket; the other ranks' posts must agree with it."""
         self.chunks: dict[int, Chunk] = {}
         """The chunks for which a frame or an own part has come."""
         self.shards: dict[int, Shard] = {}
         """The shards of the ranks that have posted, by rank."""
         self._after = 0
         self._config = config
-        self._first = first
-        self._grid = reduction.bucket.grid
-        num_ranks = config.ranks_per_gateway[config.site_index]
-        served = range(config.gateway * num_ranks, (config.gateway + 1) * num_ranks)
-        self._ranks = [rank for rank in self._grid.ranks(config.site_index) if rank in served]
+        self._grid: Grid
+        self._ranks: list[int] = []
         """The ranks of this gateway that share the bucket."""
         self._weight: float | None = None
         """Total tokens of the round over all sites. None until the bucket's first chunk is
@@ -209,9 +202,40 @@ class OpenBucket:
         """Finished shards whose ranks do not have the result yet."""
         self._num_reduced = 0
 
-    def renew(
-        self, reduction: BucketReduction, fates: Mapping[int, Fate]
-    ) -> list[tuple[Chunk, Own]]:
+    def open(self, first: Reduce, reduction: BucketReduction) -> list[tuple[GatewayId, Frame]]:
+        """Begin the reduction with the first rank's post; return the frames to `receive` again."""
+        config, self._grid = self._config, reduction.bucket.grid
+        self.request, self.reduction, self.is_open = first, reduction, True
+        num_ranks = config.ranks_per_gateway[config.site_index]
+        served = range(config.gateway * num_ranks, (config.gateway + 1) * num_ranks)
+        self._ranks = [rank for rank in self._grid.ranks(config.site_index) if rank in served]
+        early, self.early = self.early, []
+        return early
+
+    def receive(self, sender: GatewayId, frame: Frame) -> Chunk | None:
+        """Take a peer's frame; return its chunk if that is to be worked on now.
+
+        Raises:
+            IsthmusError: the plan has no such frame.
+        """
+        if not self.is_open:
+            self.early.append((sender, frame))
+            return None
+        chunk = self._accept(sender[0], frame)
+        return chunk if chunk.deliver(Received(sender[0], frame)) else None
+
+    def receive_handover(self, given: Frame) -> Chunk | None:
+        """Take a frame that another site hands over; return as `receive`.
+
+        Raises:
+            IsthmusError: the frame is no part of a finished chunk.
+        """
+        frame = unpack(bytes(given.payload))
+        self.reduction.check_handover(given, frame)
+        chunk = self.chunks[given.key.chunk]
+        return chunk if chunk.take_handed_over(frame, given.tree) else None
+
+    def renew(self, reduction: BucketReduction, fates: Mapping[int, Fate]) -> list[Chunk]:
         """Switch to a new epoch's plan; return the chunks that have to be admitted again.
 
         `fates` has an entry for every chunk of the bucket.
@@ -236,15 +260,10 @@ class OpenBucket:
             chunk.machine = reduction.chunk(index)
             chunk.machine.encode_s, chunk.machine.decode_s = before.encode_s, before.decode_s
             chunk.peers, chunk.most_bytes = self._peers(index)
-            if chunk.is_admitted and chunk.own is not None:
-                again.append((chunk, chunk.own))
+            if chunk.is_admitted:
+                again.append(chunk)
             chunk.is_admitted = chunk.is_summed = False
         return again
-
-    @property
-    def request(self) -> Reduce:
-        """The post that opened the bucket."""
-        return self._first
 
     @property
     def after(self) -> BucketKey | None:
@@ -254,7 +273,7 @@ class OpenBucket:
     @property
     def is_posted(self) -> bool:
         """Whether all ranks of the gateway have posted the bucket."""
-        return len(self.shards) == len(self._ranks)
+        return self.is_open and len(self.shards) == len(self._ranks)
 
     @property
     def is_reduced(self) -> bool:
@@ -271,7 +290,8 @@ class OpenBucket:
         if chunk is None:
             raw_bytes = 4 * self._grid.span(index)[1]
             machine = self.reduction.chunk(index)
-            chunk = self.chunks[index] = Chunk(index, machine, raw_bytes, *self._peers(index))
+            peers = self._peers(index)
+            chunk = self.chunks[index] = Chunk(self, index, machine, raw_bytes, *peers)
         return chunk
 
     def _peers(self, index: int) -> tuple[tuple[GatewayId, ...], int]:
@@ -280,10 +300,8 @@ class OpenBucket:
         peers = tuple(self.gateway(index, site) for site in self.reduction.peers(index))
         return peers, FRAME_OVERHEAD_BYTES + self.reduction.codec(index).max_bytes(numel)
 
-    def add_part(
-        self, rank: int, request: Reduce, values: Floats, now_s: float
-    ) -> list[tuple[Chunk, Own]]:
-        """Take a rank's part; return its chunks, each with the event for its machine.
+    def add_part(self, rank: int, request: Reduce, values: Floats, now_s: float) -> list[Chunk]:
+        """Take a rank's part; return its chunks, which are to be admitted.
 
         `values`, float32 (n,), is the rank's shard without padding. It is borrowed until reduced.
 
@@ -295,7 +313,7 @@ class OpenBucket:
         if rank in self.shards:
             raise LocalProtocolError(f"{name} was posted twice")
         for what in ("numel", "layout", "weight", "exact", "participants"):
-            there, here = getattr(self._first, what), getattr(request, what)
+            there, here = getattr(self.request, what), getattr(request, what)
             if there != here:
                 raise LayoutMismatchError(f"{name}: {what} is {here}; another rank's is {there}")
         self._after = max(self._after, request.after)
@@ -313,8 +331,13 @@ class OpenBucket:
             encoded = _own_encoded(where, self._offered(index), request.form, part)
             chunk = self.chunk(index)
             chunk.own = Own(part, request.weight, encoded)
-            parts.append((chunk, chunk.own))
+            parts.append(chunk)
         return parts
+
+    def has_had(self, frame: Frame) -> bool:
+        """Whether a frame comes too late to change anything."""
+        chunk = self.chunks.get(frame.key.chunk)
+        return chunk is not None and chunk.is_past(frame.key.kind)
 
     def _offered(self, index: int) -> Codec:
         """Return the codec that ranks use for a chunk, whatever the plan of its round."""
@@ -322,7 +345,7 @@ class OpenBucket:
         turn = self._grid.turn(self.key[1], index)
         return codec_named(config.codecs[config.plan.tree_index(turn)])
 
-    def accept(self, sender: int, frame: Frame) -> Chunk:
+    def _accept(self, sender: int, frame: Frame) -> Chunk:
         """Check a peer's frame against this site's plan; return its chunk.
 
         Raises:
@@ -411,6 +434,10 @@ class RoundHistory:
     def note_posted(self, key: BucketKey) -> None:
         """A local rank has posted a bucket."""
         self._posted.setdefault(key[0], set()).add(key[1])
+
+    def is_posted(self, key: BucketKey) -> bool:
+        """Whether a local rank has posted a bucket, which all ranks have to post."""
+        return key[0] < self.current - 1 or key[1] in self._posted.get(key[0], ())
 
     def note_done(self, key: BucketKey) -> None:
         """A bucket is finished for all ranks of the gateway."""

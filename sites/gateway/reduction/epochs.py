@@ -185,6 +185,10 @@ class Epochs:
         if before >= 0:
             self._extend_chain(before, round_)
 
+    def is_in_force(self, epoch: int) -> bool:
+        """Whether a current or later round has the plan of an epoch."""
+        return any(plan.epoch == epoch for plan in self._plans)
+
     def needs(self, site: int) -> bool:
         """Whether a plan in use has traffic to or from a site."""
         plans = [*self._plans, *([self._pending] if self._pending else [])]

@@ -85,3 +85,39 @@ class Following:
             return None
         self._silent_until, self._near_s = round_ + NEAR_EVERY, min(self._near_s, now_s)
         return now.num_behind
+
+
+class OthersRounds:
+    """The rounds that the others are in, as a gateway that is behind hears of them."""
+
+    def __init__(self) -> None:
+        self.newest = -1
+        """Latest round of which a frame came before a rank had posted it; -1: none."""
+        self._newest_s = math.inf
+        """When that frame came."""
+        self._longest_s = 0.0
+        """Longest time between two such rounds."""
+        self._awaited_since_s = math.inf
+        """Since when the others may be waiting for this site to rejoin (monotonic)."""
+
+    def note(self, round_: int, now_s: float) -> None:
+        """A frame of a bucket has come that no rank has posted."""
+        if round_ > self.newest:
+            self._longest_s = max(self._longest_s, now_s - self._newest_s)
+            self.newest, self._newest_s = round_, now_s
+
+    def wait(self, since_s: float) -> None:
+        """They may be waiting for this site from now on; infinity: they are not."""
+        self._awaited_since_s = since_s
+
+    def waited_s(self, now_s: float) -> float:
+        """Return how long they may have waited; 0 or less: they do not."""
+        return now_s - self._awaited_since_s
+
+    @property
+    def patience_s(self) -> float:
+        """How long ranks that catch up may leave results waiting.
+
+        Twice as long as the others have taken for a round, an evaluation in it included.
+        """
+        return 2 * self._longest_s
