@@ -22,8 +22,9 @@ from isthmus.orchestrator.emulator.emulations import claimed
 from isthmus.orchestrator.emulator.standing import Listeners, Standing, Wanted
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
-from isthmus.orchestrator.evidence.view.formats import known, show
+from isthmus.orchestrator.evidence.view.formats import show
 from isthmus.orchestrator.interruption import INTERRUPTION
+from isthmus.orchestrator.runs.facts import known
 from isthmus.topology.faults.script import TimedChange
 from isthmus.topology.spec.world import Topology
 

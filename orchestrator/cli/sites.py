@@ -39,7 +39,7 @@ def drop(output: Output, choice: RunChoice, site: str, checkpoint: bool, timeout
         if checkpoint:
             output.note(saved(reader, home_folder(choice.home), time.monotonic() + timeout_s))
         run = reader.drop_site(site)
-    return _told(output, run, f"goes on without {site}", f"site {site} was not dropped")
+    return _told(output, run, f"continues without {site}", f"site {site} was not dropped")
 
 
 @command.command("add")

@@ -9,6 +9,8 @@ from isthmus.orchestrator.cli import log_text
 from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.formats import visible
+from isthmus.orchestrator.runs.facts import to_json
+from isthmus.orchestrator.runs.told_facts import told_links, told_totals
 from isthmus.protos.catalogue import CATALOGUE, ExitCode
 from isthmus.protos.control.v1 import control_pb2
 
@@ -42,17 +44,7 @@ def run_view(run: control_pb2.Run) -> dict[str, Any]:
             }
             for site in run.sites
         ],
-        "links": [
-            {
-                "source": link.source,
-                "target": link.target,
-                "bytes_per_s": link.bytes_per_s,
-                "rtt_s": link.rtt_s,
-                "egress_usd_per_byte": link.egress_usd_per_byte or None,
-                "latest": dict(link.latest),
-            }
-            for link in run.links
-        ],
+        "links": [to_json(facts) for facts in told_links(run)],
         "certificates": dict(run.certificates),
         "folder": run.folder,
         "created_wall_s": run.created_wall_s,
@@ -62,7 +54,7 @@ def run_view(run: control_pb2.Run) -> dict[str, Any]:
         "loss_curve": list(run.loss_curve),
         "slow": _slow_view(run.slow) if run.HasField("slow") else None,
         "slow_ranks": [_slow_view(each) for each in run.slow_ranks],
-        "totals": dict(run.totals),
+        "totals": told_totals(run),
     }
 
 
@@ -112,7 +104,7 @@ def _joined(
 ) -> list[dict[str, Any]]:
     """Return each view with the figures that have the same keys."""
     found = {tuple(each[key] for key in keys): each for each in figures}
-    return [{**found.get(tuple(view[key] for key in keys), {}), **view} for view in views]
+    return [{**view, **found.get(tuple(view[key] for key in keys), {})} for view in views]
 
 
 def where_of(run: control_pb2.Run) -> dict[str, Any]:

@@ -112,13 +112,13 @@ class Departures:
     def _go_on_without(self, site: Member, why: str, now_s: float) -> Iterator[Action]:
         """End what is left of a site that was dropped, or is lost."""
         why = first_failure(site.losses).message if site.losses else why
-        note = f"the run goes on without site {site.name}: {why}"
+        note = f"the run continues without site {site.name}: {why}"
         if self._rules.max_restarts and self._returns.problem:
             note += f"; {self._returns.problem}"
         elif waits_for_operator(site):
             note += f"; `isthmus sites add {site.name}` starts it again, once it computes rightly"
         if site.is_dropped:
-            note = f"site {site.name} was dropped, and the run goes on without it"
+            note = f"site {site.name} was dropped, and the run continues without it"
             note += f": {site.why_dropped}" if site.why_dropped != DROPPED else ""
         detail: dict[str, object] = {"message": why, "note": note, "is_out": True}
         if site.has_ended_early and not site.is_dropped:  # that was said at once

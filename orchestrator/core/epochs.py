@@ -195,7 +195,7 @@ class Epochs:
         if CatchUp(name) in self._open_changes():
             return
         if name not in {*self.epoch.members, *self.record.leaving, *asked}:
-            yield GoOnWithout(name, site.gone or "the run goes on without it")
+            yield GoOnWithout(name, site.gone or "the run continues without it")
             return
         if site.gone or self._is_unfinished or epoch is None:
             return

@@ -163,7 +163,7 @@ class Member:
     losses: list[Failure] = field(default_factory=list)
     """What befell it while the run could go on without it."""
     why_out: str = ""
-    """Why the run goes on without it."""
+    """Why the run continues without it."""
     restarts: Restarts = field(default_factory=Restarts)
     gone: str = ""
     """Why none of the processes is left that its epochs know of; empty: some are."""
@@ -174,7 +174,7 @@ class Member:
 
     @property
     def is_outside(self) -> bool:
-        """Whether the run goes on without its part."""
+        """Whether the run continues without its part."""
         return self.standing not in {Standing.TAKES_PART, Standing.LEAVING}
 
     @property

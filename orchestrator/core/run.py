@@ -14,7 +14,7 @@ same record. Only what it hears and says itself is not there (`Contact`).
 - ACTIVE: all sites are running, except those that are lost, and those that the run did not begin
   with and nobody has added yet. Until all have taken a step, none may be lost: the first failure is
   the run's. So is one of the script, whenever it comes, unless the topology says otherwise. A site
-  that fails later is lost, and the run goes on without it, as long as enough are left.
+  that fails later is lost, and the run continues without it, as long as enough are left.
 - STOPPING: something failed (and the other sites had a moment to report theirs), or somebody
   cancelled the run. Stop went to every site that was told to prepare.
 - SUCCEEDED: every site that was not lost ended by itself, well; WITH_LOSSES where one was lost and

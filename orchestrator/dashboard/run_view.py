@@ -9,10 +9,17 @@ from typing import Any
 from isthmus.orchestrator.dashboard.watched_run import Described, WatchedRun
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.egress import egress_of
-from isthmus.orchestrator.evidence.view.formats import known
-from isthmus.orchestrator.evidence.view.live import described as described_link
 from isthmus.orchestrator.evidence.view.live import start_phases
-from isthmus.orchestrator.runs.facts import LinkFacts, SiteFacts, TotalFacts, link_facts, to_json
+from isthmus.orchestrator.runs.facts import (
+    LinkFacts,
+    SiteFacts,
+    TotalFacts,
+    known,
+    link_facts,
+    to_json,
+)
+from isthmus.orchestrator.runs.told_facts import described as described_link
+from isthmus.orchestrator.runs.told_facts import told_totals
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 
@@ -129,23 +136,9 @@ def _made(watched: WatchedRun, run: control_pb2.Run, figures: Mapping[str, Any])
     }
 
 
-_TOLD = {
-    "steps": metrics.STEP,
-    "tokens": metrics.TOKENS,
-    "step_s_recent": metrics.STEP_S,
-    "loss": metrics.LOSS,
-    "held_out_loss": metrics.HELD_OUT_LOSS,
-    "noise_scale": metrics.NOISE_SCALE,
-    "mfu": metrics.MFU,
-    "mfu_estimate": metrics.MFU_ESTIMATE,
-    "sent_bytes": metrics.WIRE_BYTES,
-}
-"""Fields of TotalFacts that the coordinator keeps in the journal, and their names there."""
-
-
 def _totals(run: control_pb2.Run, figures: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of the whole run: until all is read, those that the coordinator tells."""
-    told = {name: known(run.totals, key) for name, key in _TOLD.items()}
+    told = told_totals(run)
     found = figures.get("totals") or to_json(TotalFacts())
     first, then = (told, found) if figures.get("is_complete") else (found, told)
     totals = first | {name: value for name, value in then.items() if value is not None}

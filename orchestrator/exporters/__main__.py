@@ -63,7 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say = _saying()
     descriptor = _lock(options.folder / LOCK)
     if descriptor is None:
-        say("exporters: those of an earlier coordinator do not end; the run goes on without", True)
+        say(
+            "exporters: those of an earlier coordinator do not end; the run continues without", True
+        )
         return 0
     spec = RunSpec.from_bytes(RunFiles(options.folder).read_spec(), "this coordinator")
     outlets = [

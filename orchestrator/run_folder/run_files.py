@@ -122,7 +122,7 @@ class Failing:
         try:
             yield
         except caught as error:
-            trouble = f"{self._what} cannot be written: {_reason(error)}; the run goes on without"
+            trouble = f"{self._what} cannot be written: {_reason(error)}; the run continues without"
             if not self.is_failing:
                 log.warning("%s", trouble)
             self.trouble = trouble

@@ -6,6 +6,7 @@ None is what is not known. The names of the fields are those of the JSON.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -244,6 +245,14 @@ def link_facts(
 def ratio(part: float | None, whole: float | None) -> float | None:
     """Return part over whole, where both are known and the whole is not 0."""
     return part / whole if part is not None and whole else None
+
+
+def known(values: Mapping[str, Any], key: str) -> float | None:
+    """Return the number at `key`, if there is one: journals and runs that failed have gaps."""
+    value = values.get(key)
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return None
 
 
 def summarise(record: RunRecord, *, active_s: float, verified_steps: int) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def test_a_lost_site_is_posted_while_the_others_go_on(run: Bench) -> None:
     epoch, lost, end = hook.objects
     assert epoch["text"] == "epoch 1: a, b take part"
     assert lost["site"] == "c"
-    assert lost["text"].startswith("the run goes on without site c: ")
+    assert lost["text"].startswith("the run continues without site c: ")
     assert end["step"] == 60
 
 

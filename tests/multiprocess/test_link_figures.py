@@ -93,9 +93,7 @@ def num_returns(run: Bench) -> int:
 
 def shown_by_status(run: Bench) -> dict[Pair, float]:
     status = run.isthmus("status", "--json").check().envelope["data"]
-    return {
-        (each["source"], each["target"]): each["latest"]["sent_bytes"] for each in status["links"]
-    }
+    return {(each["source"], each["target"]): each["sent_bytes"] for each in status["links"]}
 
 
 def links_of(links: list[dict[str, Any]], key: str) -> dict[Pair, float]:

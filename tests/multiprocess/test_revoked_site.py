@@ -76,7 +76,7 @@ def test_a_site_is_shut_out_in_mid_run_and_let_in_with_new_certificates(tmp_path
         run.wait_for("the drop", lambda: status()["members"] == ["a", "b"])
         dropped = status()
         assert dropped["sites"][2]["state"] == "DROPPED"
-        said = "site c was dropped, and the run goes on without it: its certificate was revoked"
+        said = "site c was dropped, and the run continues without it: its certificate was revoked"
         assert said in str(dropped["notes"])
         _, err = agents["c"].communicate(timeout=60)
         assert agents["c"].returncode == 8, err

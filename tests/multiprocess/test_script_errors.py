@@ -56,7 +56,7 @@ def test_the_others_go_on_and_the_loss_is_said_at_once_and_at_the_end(
     assert "site b was lost and did not come back: rank 0 of site b" in data["reason"]
     assert (data["failure"]["site"], data["failure"]["rank"]) == ("b", 0)
     (loss,) = [each for each in data["noted"] if each["kind"] == "site.lost"]
-    assert "the run goes on without site b" in loss["text"]
+    assert "the run continues without site b" in loss["text"]
     lines = result.err.splitlines()
     (at,) = [number for number, line in enumerate(lines) if loss["text"] in line]
     assert any(line.startswith("ACTIVE") for line in lines[:at])

@@ -498,7 +498,7 @@ async def test_a_run_goes_on_without_a_revoked_site_and_says_why(
         dropped = control_pb2.SITE_STATE_DROPPED
         run = await bench.until(lambda run: run.sites[2].state == dropped)
         assert list(run.notes) == [
-            "site c was dropped, and the run goes on without it: its certificate was revoked"
+            "site c was dropped, and the run continues without it: its certificate was revoked"
         ]
         issue(certs, "c.agent", 30.0, replace=True)
         async with agents_of(bench, certs, "c") as (c,):

@@ -39,7 +39,7 @@ def test_no_kind_is_written_out_elsewhere() -> None:
     [
         ("site.lost", {"message": "its lease expired"}, "site a was lost: its lease expired"),
         ("site.lost", {}, "site a was lost"),
-        ("site.lost", {"note": "the run goes on without a"}, "the run goes on without a"),
+        ("site.lost", {"note": "the run continues without a"}, "the run continues without a"),
         ("epoch.begun", {"epoch": 3, "members": ["a", "b"]}, "epoch 3: a, b take part"),
         ("session.resumed", {"silent_s": 1.23456}, "again after 1.23 s: nothing was lost"),
         ("run.ended", {"state": "SUCCEEDED", "reason": ""}, "run r SUCCEEDED"),

@@ -151,7 +151,7 @@ def test_events_are_told_by_kind_with_a_line_for_people(tmp_path: Path) -> None:
         (
             "site.lost",
             "virginia",
-            {"note": "the run goes on without site virginia", "state": "LOST"},
+            {"note": "the run continues without site virginia", "state": "LOST"},
         ),
         ("site.returning", "virginia", {"note": "it is started again"}),
         ("site.returned", "virginia", {"note": "site virginia takes part again"}),

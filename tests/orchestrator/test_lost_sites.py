@@ -71,7 +71,7 @@ async def test_a_failed_site_is_lost_and_the_others_succeed_without_it(tmp_path:
         assert (ended.state, ended.reason_code) == (pb.RUN_STATE_SUCCEEDED, "WITH_LOSSES")
         assert ended.totals["verified_steps"] == 1
         assert list(ended.notes) == [
-            "the run goes on without site c: rank 0 of c was killed",
+            "the run continues without site c: rank 0 of c was killed",
             "sites lost on the way: c",
         ]
     with JournalReader(tmp_path) as reader:
@@ -182,7 +182,7 @@ async def test_an_operator_drops_a_site_and_adds_it_again(tmp_path: Path) -> Non
         await bench.until(lambda run: run.sites[2].state == pb.SITE_STATE_DROPPED)
         run = await bench.get()
         assert (list(run.members), run.epoch) == (["a", "b"], 1)
-        assert "site c was dropped, and the run goes on without it" in run.notes
+        assert "site c was dropped, and the run continues without it" in run.notes
         for site, why in {
             "c": "dropped already",
             "x": "has no site 'x'; its topology has a, b, c",

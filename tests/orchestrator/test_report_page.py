@@ -205,7 +205,7 @@ def test_stalls_losses_and_what_sites_did_are_drawn(tmp_path: Path) -> None:
     with Journal(folder.path) as journal:
         for kind, site, detail in (
             ("epoch.begun", "", lost),
-            ("site.lost", "montreal", {"note": "the run goes on without site montreal"}),
+            ("site.lost", "montreal", {"note": "the run continues without site montreal"}),
         ):
             journal.append(
                 kind, wall_s=ACTIVE_S + 18, generation=1, run_id="r1", site=site, detail=detail
@@ -219,7 +219,7 @@ def test_stalls_losses_and_what_sites_did_are_drawn(tmp_path: Path) -> None:
     assert text.count('class="stall"') == 1
     assert "no step for 12s: montreal was lost" in text
     assert "montreal: out for" in text
-    assert "the run goes on without site montreal" in text
+    assert "the run continues without site montreal" in text
     assert "A site was lost; training stood still once" in text
 
 

@@ -490,7 +490,7 @@ class Simulation:
                 self.counts["holes"] += 1
 
     def _note_loss(self, record: RecordEvent) -> None:
-        """Once all have taken a step, the run goes on without a site."""
+        """Once all have taken a step, the run continues without a site."""
         match record.kind:
             case "site.lost" | "site.dropped" if record.detail.get("is_out"):
                 self._out.add(record.site)

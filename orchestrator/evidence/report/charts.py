@@ -29,6 +29,7 @@ from isthmus.orchestrator.evidence.report.html import (
 )
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.fitting_table import columns_of
+from isthmus.orchestrator.runs.facts import known
 from isthmus.protos import metrics
 
 
@@ -525,8 +526,8 @@ def _bucket(
 
 def _details(bucket: Bucket) -> str:
     """Return what else is known of a bucket's crossing."""
-    wait_s = formats.known(bucket.values, metrics.WAIT_S)
-    sent = formats.known(bucket.values, metrics.WIRE_BYTES)
+    wait_s = known(bucket.values, metrics.WAIT_S)
+    sent = known(bucket.values, metrics.WIRE_BYTES)
     told = f", of it {formats.duration(wait_s)} for others" if wait_s else ""
     return told + (f", {formats.size(sent)} sent" if sent else "")
 

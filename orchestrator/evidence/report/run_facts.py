@@ -35,12 +35,12 @@ from isthmus.orchestrator.evidence.report.verdict import (
 )
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.egress import Egress, egress_of
-from isthmus.orchestrator.evidence.view.formats import known
 from isthmus.orchestrator.evidence.view.live import described
 from isthmus.orchestrator.runs.facts import (
     LinkFacts,
     SiteFacts,
     TotalFacts,
+    known,
     link_facts,
     ratio,
     site_facts,

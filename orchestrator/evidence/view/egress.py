@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus.orchestrator.evidence.view import formats
-from isthmus.orchestrator.evidence.view.formats import known
-from isthmus.orchestrator.runs.facts import DAY_S
+from isthmus.orchestrator.runs.facts import DAY_S, known
 from isthmus.protos import metrics
 
 PRICE = "egress_usd_per_byte"

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from isthmus.orchestrator.runs.facts import known
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.topology.spec.units import format_duration, format_fraction
@@ -17,14 +18,6 @@ from isthmus.topology.spec.units import format_duration, format_fraction
 UNKNOWN = "-"
 WITH_LOSSES = "WITH_LOSSES"
 """The reason code of a run that has succeeded, and has lost a site or its last checkpoint."""
-
-
-def known(values: Mapping[str, Any], key: str) -> float | None:
-    """Return the number at `key`, if there is one: journals and runs that failed have gaps."""
-    value = values.get(key)
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    return None
 
 
 def show(value: float | None, style: Callable[[float], str]) -> str:

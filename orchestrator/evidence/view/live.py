@@ -19,8 +19,9 @@ from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.alike import and_others, told_once
 from isthmus.orchestrator.evidence.view.egress import egress_of
 from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
-from isthmus.orchestrator.evidence.view.formats import known, show
-from isthmus.orchestrator.runs.facts import link_facts, ratio, to_json
+from isthmus.orchestrator.evidence.view.formats import show
+from isthmus.orchestrator.runs.facts import known, ratio, to_json
+from isthmus.orchestrator.runs.told_facts import told_links
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 
@@ -112,24 +113,8 @@ def _step_s(run: control_pb2.Run) -> float | None:
 
 def _link_figures(run: control_pb2.Run) -> list[dict[str, Any]]:
     """Return the figures of each link that has some, as `link_columns` takes them."""
-    return [
-        to_json(
-            link_facts(described(link), link.latest, active_s=run.active_s, step_s=_step_s(run))
-        )
-        for link in run.links
-        if link.latest
-    ]
-
-
-def described(link: control_pb2.LinkStatus) -> dict[str, Any]:
-    """Return a link as the journal describes it."""
-    return {
-        "source": link.source,
-        "target": link.target,
-        "bytes_per_s": link.bytes_per_s,
-        "rtt_s": link.rtt_s,
-        "egress_usd_per_byte": link.egress_usd_per_byte,
-    }
+    links = zip(run.links, told_links(run), strict=True)
+    return [to_json(facts) for link, facts in links if link.latest]
 
 
 def unbroken(text: str, width: int, style: str = "") -> Text:

@@ -14,7 +14,7 @@ from isthmus.orchestrator.core.run_metrics import PARTS
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.egress import egress_of
 from isthmus.orchestrator.evidence.view.fitting_table import Column, FittingTable
-from isthmus.orchestrator.evidence.view.formats import known, show
+from isthmus.orchestrator.evidence.view.formats import show
 from isthmus.orchestrator.evidence.view.live import (
     ASCII,
     BLOCKS,
@@ -27,7 +27,7 @@ from isthmus.orchestrator.evidence.view.live import (
     sparkline,
     unbroken,
 )
-from isthmus.orchestrator.runs.facts import ratio
+from isthmus.orchestrator.runs.facts import known, ratio
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.failure import name_exit
 
