@@ -19,6 +19,7 @@ from isthmus.orchestrator.coordinator.control_messages import (
 )
 from isthmus.orchestrator.coordinator.exporting import Exporting
 from isthmus.orchestrator.coordinator.journal import Journal, JournalError
+from isthmus.orchestrator.coordinator.measured_events import events_of
 from isthmus.orchestrator.coordinator.replanning import (
     Replanner,
     Replanning,
@@ -52,15 +53,7 @@ PROGRESS_S = 1.0
 MAX_LABEL = 200
 """Characters of a metric's kind and labels."""
 
-STEPPED_ALONE = (
-    "has taken an optimizer step, and has averaged nothing with the other sites yet: it trains by "
-    "itself until its script calls `site.attach(model, optimizer)`"
-)
-_STORAGE_KINDS = {
-    metrics.CHECKPOINT_FAILED: EventKind.CHECKPOINT_FAILED,
-    metrics.CHECKPOINT_STAYS: EventKind.CHECKPOINT_STAYS,
-    metrics.STATE_FAILED: EventKind.STATE_FAILED,
-}
+PROGRESS, LOGS, DOCUMENTS = "progress", "logs", "documents"
 
 log = logging.getLogger(__name__)
 
@@ -128,10 +121,12 @@ class ActiveRun:
         """All that is written down of the run and measured."""
         self._replanning: Replanning | None = None
         """Set once the run is active, if its job asks for replanning."""
-        self._compares_data = submission.spec.job.exchange.schedule != "off"
-        self._progress_failing = Failing("progress")
-        self._logs_failing = Failing(f"the logs below {folder}")
-        self._documents_failing = Failing(folder)
+        self._failing = {
+            PROGRESS: Failing("progress"),
+            LOGS: Failing(f"the logs below {folder}"),
+            DOCUMENTS: Failing(folder),
+        }
+        """What cannot be written, while the run continues without it."""
         if not recorded:
             submission.write(self._files)
             self._record(EventKind.RUN_SUBMITTED, detail=submission.to_json(folder))
@@ -212,12 +207,7 @@ class ActiveRun:
     def message(self) -> control_pb2.Run:
         """Return the run as operators see it now."""
         told = run_message(self.view, self._progress())
-        troubles = (
-            self._progress_failing,
-            self._logs_failing,
-            self._documents_failing,
-            self._files,
-        )
+        troubles = (*self._failing.values(), self._files)
         for each in told.sites:
             if each.state == control_pb2.SITE_STATE_JOINED:
                 each.fetching = self._fetching.get(each.site, "")
@@ -332,55 +322,8 @@ class ActiveRun:
             reported = link_reported(site, metric) or step_reported(site, metric)
             if reported is not None:
                 self.replan(reported)
-            if metric.kind == metrics.LINK and self._run.has_done_sites:
-                self.handle(run_events.RoundBegun(site, metric.step))
-            if metric.kind == metrics.STATE:
-                self.handle(run_events.StateOffered(site))
-            reason = one_line(labels.get(metrics.REASON, ""))
-            if kind := _STORAGE_KINDS.get(metric.kind):
-                self.handle(run_events.StorageFailed(kind, site, metric.step, reason))
-            if metric.kind == metrics.TROUBLE:
-                self.handle(
-                    run_events.SiteNoted(EventKind.SITE_TROUBLE, site, f"site {site}: {reason}")
-                )
-            if metric.kind == metrics.STEPPED_ALONE:
-                note = f"site {site} {STEPPED_ALONE}"
-                self.handle(run_events.SiteNoted(EventKind.SITE_STEPPED_ALONE, site, note))
-            if metric.kind == metrics.DEVICE_DIFFERS:
-                accelerator = self._submission.spec.topology.site(site).accelerator.name
-                note = (
-                    f"ranks of site {site} compute on {one_line(labels.get(metrics.FOUND, ''))}, "
-                    f"and the topology says {accelerator}: plans and predictions do not hold"
-                )
-                self.handle(run_events.SiteNoted(EventKind.SITE_DEVICE_DIFFERS, site, note))
-            if metric.kind == metrics.SAMPLER:
-                data = one_line(labels.get(metrics.DATA, ""))
-                self.handle(run_events.SamplerMade(site, metric.rank, data))
-            if metric.kind == metrics.SITE_SAMPLER:
-                data = one_line(labels.get(metrics.DATA, ""))
-                self.handle(run_events.SiteSampled(site, data))
-            if metric.kind == metrics.NON_FINITE:
-                self.handle(
-                    run_events.NonFiniteReported(
-                        site,
-                        -1 if values.get(metrics.AVERAGED) else metric.rank,
-                        metric.step,
-                        one_line(labels.get(metrics.TENSOR, "")),
-                        reason,
-                    )
-                )
-            is_step = metric.kind in {metrics.STEP, metrics.FIRST_AVERAGE}
-            if is_step and self._run.awaits_step_of(site):
-                self.handle(run_events.StepTaken(site))
-            last_round = values.get(metrics.ROUND, -1.0) if metric.kind == metrics.STEP else -1.0
-            if 0 <= last_round < math.inf:
-                self.handle(run_events.StepEnded(site, metric.rank, metric.step, int(last_round)))
-            if metric.kind == metrics.CHECKPOINT:
-                self.handle(run_events.CheckpointWritten(site, metric.step))
-            own = [values.get(each, 0.0) for each in (metrics.GRADIENT_HASH, metrics.INPUT_HASH)]
-            if self._compares_data and any(own) and all(map(math.isfinite, own)):
-                gradient, inputs = map(int, own)
-                self.handle(run_events.GradientReported(site, metric.step, gradient, inputs))
+            for event in events_of(site, metric, values, labels, self._submission.spec, self._run):
+                self.handle(event)
             if not is_new:
                 continue
             records.append(
@@ -414,7 +357,7 @@ class ActiveRun:
         if not self.has_ended and now_s - self._saved_s >= PROGRESS_S:
             self._saved_s = now_s
             self._keep_documents()
-            with self._progress_failing.told(JournalError):
+            with self._failing[PROGRESS].told(JournalError):
                 self._journal.save_progress(self.run_id, self._progress())
 
     def _keep_documents(self) -> None:
@@ -422,7 +365,7 @@ class ActiveRun:
         if self._files.is_whole:
             return
         folder = self._files.folder
-        with self._documents_failing.told():
+        with self._failing[DOCUMENTS].told():
             self._submission.write(self._files)
             note = (
                 f"something removed {folder}, or files in it, while the run goes on: its documents "
@@ -437,9 +380,9 @@ class ActiveRun:
         Raises:
             RemoteProtocolError: a line is another site's, or its source no name.
         """
-        with self._logs_failing.told():
+        with self._failing[LOGS].told():
             self.logs.append(site, lines)
-        return not self._logs_failing.is_failing
+        return not self._failing[LOGS].is_failing
 
     async def close(self) -> None:
         """Return when the emulator and the exporters have ended, if there were any.
@@ -590,7 +533,7 @@ class ActiveRun:
     def _finish(self) -> None:
         """Keep what the run came to. No watcher runs before this is done."""
         progress = self._progress()
-        with self._progress_failing.told(JournalError):
+        with self._failing[PROGRESS].told(JournalError):
             self._journal.save_progress(self.run_id, progress)
         summary = summarise(
             self._run_record,

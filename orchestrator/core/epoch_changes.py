@@ -34,6 +34,9 @@ NO_STATE_LEFT = (
     "`isthmus launch --resume` goes on from the latest checkpoint"
 )
 
+HARDLY_BEHIND = 2
+"""Rounds behind with which a site takes part again without a word."""
+
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
@@ -79,6 +82,15 @@ class Proposal:
         """Return what a site is told."""
         reduction = self.change.reduction if isinstance(self.change, TreesWanted) else None
         return SendPause(site, self.number, self.lost, self.change is None, reduction)
+
+    def detail(self, presence: Presence) -> dict[str, object]:
+        """Return what is written down of it."""
+        return {
+            "epoch": self.number,
+            "members": list(self.members),
+            "lost": list(self.lost),
+            "why": self.why(presence),
+        }
 
     def why(self, presence: Presence) -> str:
         """Return what the change of members or trees is for."""
@@ -148,6 +160,21 @@ class Entry:
     def resume(self, site: str) -> SendResume:
         """Return what a site is told before the round is known."""
         return SendResume(site, self.epoch, (), (self.change.site,))
+
+    def detail(self) -> dict[str, object]:
+        """Return what is written down of it, with a note where others wait for the site."""
+        change = self.change
+        detail: dict[str, object] = {
+            "epoch": self.epoch.number,
+            "members": list(self.epoch.members),
+        }
+        if isinstance(change, Rejoin) and change.behind > HARDLY_BEHIND:
+            detail["note"] = (
+                f"site {change.site} takes part again {change.behind} rounds behind the others, which "
+                "wait for it once: its steps take as long as theirs, so it does not catch up "
+                "(site.sampler would let it)"
+            )
+        return detail
 
 
 def why_not(

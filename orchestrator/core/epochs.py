@@ -73,8 +73,6 @@ from isthmus.topology.spec.epoch import Epoch, Finished, Handover
 from isthmus.topology.spec.run_spec import CodedPlan
 from isthmus.topology.spec.shares import Shares
 
-HARDLY_BEHIND = 2
-"""Rounds behind with which a site takes part again without a word."""
 MakePlan = Callable[[tuple[str, ...], frozenset[Pair], tuple[str, ...]], CodedPlan]
 """Makes the reduction of some members that are linked, around the links that are dead, and of sites
 that catch up."""
@@ -452,13 +450,7 @@ class Epochs:
         lost = tuple(name for name in self._sites if name in present - {*members, *asked})
         proposal = Proposal(self.record.number + 1, members, asked, lost, change, now_s)
         proposal.deadline_s = now_s + proposal.within_s(self._limits)
-        detail = {
-            "epoch": proposal.number,
-            "members": list(members),
-            "lost": list(lost),
-            "why": proposal.why(self._presence),
-        }
-        yield RecordEvent(EventKind.EPOCH_PROPOSED, detail=detail)
+        yield RecordEvent(EventKind.EPOCH_PROPOSED, detail=proposal.detail(self._presence))
         self._proposal = proposal
         for site in proposal.asked:
             yield proposal.pause(site)
@@ -551,14 +543,7 @@ class Epochs:
         catching_up = (change.site,) if isinstance(change, CatchUp) else ()
         epoch = self._planned(proposal, catching_up, 2, now_s)
         entry = Entry(change, epoch, proposal.asked)
-        detail: dict[str, object] = {"epoch": epoch.number, "members": list(epoch.members)}
-        if isinstance(change, Rejoin) and change.behind > HARDLY_BEHIND:
-            detail["note"] = (
-                f"site {change.site} takes part again {change.behind} rounds behind the others, which "
-                "wait for it once: its steps take as long as theirs, so it does not catch up "
-                "(site.sampler would let it)"
-            )
-        yield RecordEvent(EventKind.EPOCH_ENTERING, change.site, detail)
+        yield RecordEvent(EventKind.EPOCH_ENTERING, change.site, entry.detail())
         self._entry, self._proposal = entry, None
         for name in entry.asked:
             yield entry.resume(name)

@@ -71,6 +71,36 @@ class _OpenStep:
     sites: set[str] = field(default_factory=set)
 
 
+class ComparedGradients:
+    """How often all ranks have compared the gradients of one micro-batch, and what that took."""
+
+    def __init__(self) -> None:
+        """Begin with no comparison."""
+        self._latest: dict[int, tuple[float, float]] = {}
+        """Ranks, and the longest time, by the latest steps after which they compared."""
+        self._num_steps, self._total_s = 0, 0.0
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Take that a site's ranks have compared gradients: the slowest site's time counts."""
+        num_ranks, before_s = self._latest.get(step, (0.0, 0.0))
+        length_s = max(before_s, values.get(metrics.COMPARED_S, 0.0))
+        self._num_steps += step not in self._latest
+        self._total_s += length_s - before_s
+        self._latest[step] = max(num_ranks, values.get(metrics.COMPARED_RANKS, 0.0)), length_s
+        while len(self._latest) > OPEN_STEPS:
+            del self._latest[min(self._latest)]
+
+    def totals(self) -> dict[str, float]:
+        """Return the figures by the names of protos/metrics.py; none before the first."""
+        if not self._latest:
+            return {}
+        return {
+            metrics.COMPARED_STEPS: float(self._num_steps),
+            metrics.COMPARED_S: self._total_s,
+            metrics.COMPARED_RANKS: self._latest[max(self._latest)][0],
+        }
+
+
 class RunMetrics:
     """All that a run has measured. Pure: metrics in, figures out."""
 
@@ -97,10 +127,7 @@ class RunMetrics:
         """What sites have said of their models."""
         self._is_brief = is_brief
         self._noise_scale = NoiseScale()
-        self._compared: dict[int, tuple[float, float]] = {}
-        """The latest steps after which gradients were compared: ranks, and the longest time."""
-        self._compared_steps, self._compared_s = 0, 0.0
-        """The same of all."""
+        self._compared = ComparedGradients()
         self._slow_sites, self._slow_ranks = SlowSites(), SlowRanks()
         self._machines: dict[str, tuple[str, str]] = {}
         """What tells a site's machine from others, and its name, by site."""
@@ -146,23 +173,12 @@ class RunMetrics:
         elif kind == metrics.MACHINE and (boot := labels.get(metrics.BOOT)):
             self._machines[site] = boot, labels.get(metrics.HOST, "")
         elif kind == metrics.GRADIENTS:
-            self._add_compared(step, values)
+            self._compared.add(step, values)
         elif kind == metrics.RANKS:
             self._slow_ranks.add(site, step, values, labels)
         elif kind == metrics.LINK:
             self._links.add(site, values, labels)
         return True
-
-    def _add_compared(self, step: int, values: Mapping[str, float]) -> None:
-        """Take that a site's ranks have compared gradients: the slowest site's time counts."""
-        num_ranks, before_s = self._compared.get(step, (0.0, 0.0))
-        length_s = max(before_s, values.get(metrics.COMPARED_S, 0.0))
-        self._compared_steps += step not in self._compared
-        self._compared_s += length_s - before_s
-        latest = max(num_ranks, values.get(metrics.COMPARED_RANKS, 0.0))
-        self._compared[step] = latest, length_s
-        while len(self._compared) > OPEN_STEPS:
-            del self._compared[min(self._compared)]
 
     def count(self, members: frozenset[str]) -> None:
         """Take which sites count from now on; empty: as before.
@@ -227,10 +243,7 @@ class RunMetrics:
             totals[metrics.UNIGRAM_ENTROPY] = self.unigram_entropy
         if self._noise_scale.tokens is not None:
             totals[metrics.NOISE_SCALE] = self._noise_scale.tokens
-        if self._compared:
-            totals[metrics.COMPARED_STEPS] = float(self._compared_steps)
-            totals[metrics.COMPARED_S] = self._compared_s
-            totals[metrics.COMPARED_RANKS] = self._compared[max(self._compared)][0]
+        totals |= self._compared.totals()
         if (mfu := self.mfu()) is not None:
             totals |= mfu.by_name
         return totals

@@ -35,7 +35,6 @@ from isthmus.orchestrator.evidence.report.verdict import (
 )
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.egress import Egress, egress_of
-from isthmus.orchestrator.evidence.view.live import described
 from isthmus.orchestrator.runs.facts import (
     LinkFacts,
     SiteFacts,
@@ -47,6 +46,7 @@ from isthmus.orchestrator.runs.facts import (
     to_json,
     total_facts,
 )
+from isthmus.orchestrator.runs.told_facts import described
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.topology.spec.errors import ConfigError
