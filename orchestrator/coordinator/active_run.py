@@ -207,7 +207,7 @@ class ActiveRun:
     def message(self) -> control_pb2.Run:
         """Return the run as operators see it now."""
         told = run_message(self.view, self._progress())
-        troubles = (*self._failing.values(), self._files)
+        troubles: tuple[Failing | RunFiles, ...] = (*self._failing.values(), self._files)
         for each in told.sites:
             if each.state == control_pb2.SITE_STATE_JOINED:
                 each.fetching = self._fetching.get(each.site, "")
