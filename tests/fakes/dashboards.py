@@ -141,7 +141,7 @@ class GrowingRun:
     def lose(self, site: str, message: str = "its agent was silent for 15 s") -> None:
         """Have the others go on without a site, as a coordinator writes it."""
         self._begin_epoch([each for each in self.members if each != site], {site: message})
-        note = f"the run goes on without site {site}: {message}"
+        note = f"the run continues without site {site}: {message}"
         self.event("site.lost", site, message=message, note=note, is_out=True, state="LOST")
 
     def start_again(self, site: str) -> None:

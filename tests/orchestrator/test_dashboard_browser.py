@@ -84,7 +84,7 @@ def test_a_run_grows_loses_a_site_and_has_it_back(
             shows(page, "head", "9in 9s")
             shows(page, "head", "Site virginia is lost")
             shows(page, "figures", "LOST")
-            shows(page, "events", "the run goes on without site virginia")
+            shows(page, "events", "the run continues without site virginia")
             assert page.locator(".map .site.out").count() == 1
             assert page.locator("#part-loss details[open]").count() == 1, "it stays unfolded"
             run.start_again("virginia")
