@@ -127,7 +127,7 @@ class Epochs:
         return self._presence.dead_links(now_s, self.epoch.members)
 
     @property
-    def being_let_in(self) -> frozenset[str]:
+    def coming_back(self) -> frozenset[str]:
         """The sites that catch up, or that are to."""
         coming = {each.site for each in self._open_changes() if isinstance(each, CatchUp)}
         return frozenset({*self.epoch.follows, *coming})

@@ -85,10 +85,10 @@ class Returns:
 
     # ------------------------------------------------------------ how they do
 
-    def next(self, now_s: float, being_let_in: Collection[str]) -> Iterator[Action]:
+    def next(self, now_s: float, coming_back: Collection[str]) -> Iterator[Action]:
         """Take each site that comes back one stage further, and start those that are due.
 
-        Of those that are `being_let_in` nothing is started: a refusal would end that, too.
+        Of those that are `coming_back` already nothing is started: a refusal would end that, too.
         """
         rules = self._topology.failure
         for name, site in self._members.items():
@@ -97,7 +97,7 @@ class Returns:
             if is_prepared and self._forming.wan.leads_to(site.endpoints):
                 yield from self._start(site)
             is_due = is_restart_due(site, rules, now_s, has_agent=contact.has_agent)
-            if is_due and name not in being_let_in:
+            if is_due and name not in coming_back:
                 note = f"site {name} is started{' again' if site.has_taken_part else ''}"
                 yield RecordEvent(EventKind.SITE_RETURNING, name, {"note": note})
                 contact.is_told_to_stop = False

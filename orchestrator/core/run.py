@@ -434,8 +434,8 @@ class Run:
             if site.is_dropped and site.is_returning:
                 yield from self._departures.give_return_up(site, site.why_dropped)
         if self.brings_back:
-            being_let_in = () if self._epochs is None else self._epochs.being_let_in
-            yield from self._returns.next(now_s, being_let_in)
+            coming_back = () if self._epochs is None else self._epochs.coming_back
+            yield from self._returns.next(now_s, coming_back)
 
     def _release_if_done(self) -> Iterator[Action]:
         """Let all gateways go once every site is done: one that is lost before may need them."""

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 
 from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.core.run_record import Measurement
-from isthmus.orchestrator.exporters.figures import Point, RunFigures, Told
+from isthmus.orchestrator.exporters.figures import ExportedEvent, Point, RunFigures
 from isthmus.orchestrator.exporters.outlet import Outlet, Say
 from isthmus.orchestrator.exporters.position import Position
 from isthmus.orchestrator.exporters.tool import Tool, Update
@@ -180,10 +180,10 @@ def _export(
 
 def _add(
     figures: RunFigures, entry: RecordedEvent | Measurement, begun: Position
-) -> tuple[list[Point], list[Told]]:
+) -> tuple[list[Point], list[ExportedEvent]]:
     """Take what was written of the run; return what was not exported before."""
     points: list[Point] = []
-    events: list[Told] = []
+    events: list[ExportedEvent] = []
     try:
         if isinstance(entry, Measurement):
             points = figures.add_metric(entry)

@@ -1,8 +1,8 @@
 """What is exported of a run, made from its journal and its metrics. Pure: records in, figures out.
 
 Three forms, for three kinds of tools: `samples` are all figures as they are now (Prometheus,
-OpenTelemetry), `Point` has figures of one step (TensorBoard, W&B, MLflow), and `Told` is an event
-that people wait for (webhooks, and any tool that has a place for it).
+OpenTelemetry), `Point` has figures of one step (TensorBoard, W&B, MLflow), and `ExportedEvent`
+is an event that people wait for (webhooks, and any tool that has a place for it).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class ExportedEvent:
     """An event that people wait for."""
 
     event: str
@@ -127,7 +127,7 @@ class RunFigures:
         """Whether the run is in a state in which it stays."""
         return self._view.state.is_terminal
 
-    def add_event(self, event: RecordedEvent) -> tuple[list[Point], list[Told]]:
+    def add_event(self, event: RecordedEvent) -> tuple[list[Point], list[ExportedEvent]]:
         """Take the run's next event; return what is new by it."""
         self._record.apply(event)
         self._record.reach(event.wall_s)
@@ -136,7 +136,7 @@ class RunFigures:
         if not name:
             return points, []
         self._counts[name] = self._counts.get(name, 0) + 1
-        told = Told(
+        told = ExportedEvent(
             event=name,
             kind=event.kind,
             sequence=event.sequence,

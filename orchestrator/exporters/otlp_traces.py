@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from isthmus.orchestrator.exporters.figures import PARTS, Point, Told
+from isthmus.orchestrator.exporters.figures import PARTS, ExportedEvent, Point
 from isthmus.orchestrator.exporters.otlp import PUSH_S, endpoint_of, resource_of, session
 from isthmus.orchestrator.exporters.tool import Update
 from isthmus.topology.spec.exporters import Otlp
@@ -129,7 +129,7 @@ class OtlpTraces:
             begin_s = point.wall_s - step_s
             yield self._span("step", f"{site} {point.step}", begin_s, point.wall_s, values)
 
-    def _event_of(self, told: Told) -> ReadableSpan:
+    def _event_of(self, told: ExportedEvent) -> ReadableSpan:
         """Return an event's span: where a site takes part again, of the time that it was out."""
         if told.event == "lost" and told.site:
             self._lost_s.setdefault(told.site, told.wall_s)

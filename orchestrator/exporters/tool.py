@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from isthmus.orchestrator.exporters.figures import Point, Sample, Told
+from isthmus.orchestrator.exporters.figures import ExportedEvent, Point, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,7 @@ class Update:
     samples: tuple[Sample, ...]
     """All figures as they are now."""
     points: tuple[Point, ...] = ()
-    events: tuple[Told, ...] = ()
+    events: tuple[ExportedEvent, ...] = ()
     state: str = ""
     """The run's, as the journal names it."""
     submitted_s: float = 0.0

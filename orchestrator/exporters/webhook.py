@@ -11,7 +11,7 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urljoin, urlsplit
 
-from isthmus.orchestrator.exporters.figures import Told
+from isthmus.orchestrator.exporters.figures import ExportedEvent
 from isthmus.orchestrator.exporters.tool import Update
 from isthmus.orchestrator.run_folder.run_files import strict_json
 from isthmus.protos.failure import text_of
@@ -102,7 +102,7 @@ class WebhookPost:
     def close(self) -> None:
         """Do nothing: all was posted."""
 
-    def _post(self, told: Told) -> None:
+    def _post(self, told: ExportedEvent) -> None:
         headers = {"Content-Type": "application/json", "User-Agent": "isthmus"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -129,7 +129,7 @@ class WebhookPost:
                 why = f"answers what is no HTTP: {text_of(error)}"
         raise ConnectionError(f"{self._place}: {why}")
 
-    def _body(self, told: Told) -> dict[str, object]:
+    def _body(self, told: ExportedEvent) -> dict[str, object]:
         return {
             "schema_version": 1,
             "event": told.event,

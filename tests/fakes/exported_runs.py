@@ -16,7 +16,7 @@ import pytest
 
 from isthmus.orchestrator.coordinator.journal import JournalReader
 from isthmus.orchestrator.core.run_record import Measurement
-from isthmus.orchestrator.exporters.figures import Point, RunFigures, Told
+from isthmus.orchestrator.exporters.figures import ExportedEvent, Point, RunFigures
 from isthmus.orchestrator.exporters.libraries import NEEDS
 from isthmus.orchestrator.exporters.tool import Update
 from isthmus.orchestrator.run_folder.home import RunFolder
@@ -55,9 +55,11 @@ def records_of(folder: RunFolder) -> list[dict[str, Any]]:
     return [dict(each) for each in read_metrics(folder.path / METRICS)]
 
 
-def figures_of(folder: RunFolder, spec: RunSpec) -> tuple[RunFigures, list[Point], list[Told]]:
+def figures_of(
+    folder: RunFolder, spec: RunSpec
+) -> tuple[RunFigures, list[Point], list[ExportedEvent]]:
     """Return what is exported of a run, all at once."""
-    figures, points, events = RunFigures(folder.run_id, spec), list[Point](), list[Told]()
+    figures, points, events = RunFigures(folder.run_id, spec), list[Point](), list[ExportedEvent]()
     with JournalReader(folder.path) as journal:
         *before, end = journal.events(folder.run_id)
     for event in before:

@@ -12,7 +12,7 @@ import pytest
 from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.core.run_record import Measurement
 from isthmus.orchestrator.exporters.families import FAMILIES, Kind
-from isthmus.orchestrator.exporters.figures import PARTS, RunFigures, Told
+from isthmus.orchestrator.exporters.figures import PARTS, ExportedEvent, RunFigures
 from isthmus.topology.spec.exporters import EVENTS
 from tests.fakes.exported_runs import exported_run, figures_of, records_of, spec_with
 from tests.fakes.recorded_runs import BEGAN_S, metric
@@ -168,7 +168,7 @@ def test_events_are_told_by_kind_with_a_line_for_people(tmp_path: Path) -> None:
     assert found["isthmus_events_total", "lost"] == 1
     assert found["isthmus_run_state", "FAILED"] == 1
     assert found["isthmus_checkpoint_step",] == 20
-    recorded: list[Told] = figures_of(exported_run(tmp_path), spec_with())[2]
+    recorded: list[ExportedEvent] = figures_of(exported_run(tmp_path), spec_with())[2]
     assert [(each.event, each.text) for each in recorded] == [("end", "run r1 SUCCEEDED")]
     assert {each.event for each in recorded} <= set(EVENTS)
 

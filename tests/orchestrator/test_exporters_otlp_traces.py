@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from isthmus.orchestrator.exporters import otlp_traces
-from isthmus.orchestrator.exporters.figures import Point, Told
+from isthmus.orchestrator.exporters.figures import ExportedEvent, Point
 from isthmus.orchestrator.exporters.otlp import endpoint_of
 from isthmus.orchestrator.exporters.otlp_traces import PATH, OtlpTraces
 from isthmus.orchestrator.exporters.tool import Update
@@ -57,8 +57,8 @@ def values_of(span: Span) -> dict[str, str | float]:
     }
 
 
-def told(event: str, wall_s: float, site: str = "", sequence: int = 1) -> Told:
-    return Told(
+def told(event: str, wall_s: float, site: str = "", sequence: int = 1) -> ExportedEvent:
+    return ExportedEvent(
         event=event,
         kind=f"site.{event}",
         sequence=sequence,

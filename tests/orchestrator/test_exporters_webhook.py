@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.orchestrator.exporters.figures import Told
+from isthmus.orchestrator.exporters.figures import ExportedEvent
 from isthmus.orchestrator.exporters.tool import Update
 from isthmus.orchestrator.exporters.webhook import PAUSES_S, WebhookPost
 from isthmus.topology.spec.exporters import WEBHOOK_TOKEN, WEBHOOK_URL, Webhook
 from tests.fakes.exported_runs import exported_run, receiving, spec_with, update_of
 
 
-def told(event: str, sequence: int = 1) -> Told:
-    return Told(
+def told(event: str, sequence: int = 1) -> ExportedEvent:
+    return ExportedEvent(
         event=event,
         kind=f"x.{event}",
         sequence=sequence,
@@ -28,7 +28,7 @@ def told(event: str, sequence: int = 1) -> Told:
     )
 
 
-def post(settings: Webhook, *events: Told, **environ: str) -> list[float]:
+def post(settings: Webhook, *events: ExportedEvent, **environ: str) -> list[float]:
     """Post events; return for how long it waited between attempts."""
     waited: list[float] = []
     webhook = WebhookPost(settings, "r1", "job", environ, sleep=waited.append)

@@ -75,7 +75,7 @@ class Alternatives:
         ratio = self.choice.step_s / self.choice.modelled_s
         if len(other.sites) == 1:
             ratio = 1.0  # Nothing crosses, so the step model is exact.
-        scaled = self.search.lasting(other, other.modelled_s * ratio)
+        scaled = self.search.with_step(other, other.modelled_s * ratio)
         return self.search.judged(other) if is_clearly_better(scaled, self.choice) else scaled
 
     def listed(self) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ class Alternatives:
             return compared
         if self.search.wishes.objective == "cost":
             return dataclasses.replace(compared, usd_per_step=choice.usd_per_step)
-        return self.search.lasting(compared, choice.step_s)
+        return self.search.with_step(compared, choice.step_s)
 
     def _permitted(self) -> Iterator[tuple[str, Choice]]:
         """Yield plans that the search could have chosen: other sites, or one decision less."""

@@ -137,7 +137,7 @@ class Choice:
         """Return the step model of this choice; `topology` has all sites."""
         return StepModel(self.job(job), self.topology(topology), self.candidate.plan)
 
-    def lasting(self, objective: str, step_s: float, usd_per_s: float) -> Choice:
+    def with_step(self, objective: str, step_s: float, usd_per_s: float) -> Choice:
         """Return this choice with another time of its step.
 
         Args:

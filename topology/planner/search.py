@@ -84,7 +84,7 @@ _NEAR_ENOUGH = 1.2
 """Ratio to the best choice's step beyond which a choice is dropped."""
 _BEGUN = 5
 """Number of choices from which local search begins, with many sites; with few: all of these."""
-_BETTERED = 3
+_IMPROVED = 3
 """Number of choices that are improved with many tries."""
 _QUICK_TRIES, _FEW_TRIES, _MANY_TRIES = 40, 120, 480
 """Limits on tried changes: of the spread for a guess, at first, and for the best choices."""
@@ -104,10 +104,10 @@ _NEIGHBOURS_OF_TRY = 30
 """Those for each change that the simulator may try."""
 _POOL = 12
 """Number of further trees that the simulator's changes may give weight to."""
-_JUDGED, _JUDGED_LEAST, _POLISHED = 12, 4, 48
+_SIMULATED, _SIMULATED_LEAST, _POLISHED = 12, 4, 48
 """Largest and smallest number of choices that are simulated, and of simulated changes of the
 best."""
-_JUDGED_ACTIONS, _POLISHED_ACTIONS = 400_000, 400_000
+_SIMULATED_ACTIONS, _POLISHED_ACTIONS = 400_000, 400_000
 """Limits on simulated actions for judging and polishing: about a second each."""
 _JUDGED_WITHIN = 1.15
 """Ratio to the best modelled step beyond which a choice is not simulated."""
@@ -159,7 +159,7 @@ class Search:
         if self.is_large:
             del begun[_BEGUN:]
         found = _distinct(self.set_of(each.sites).improved(each, _FEW_TRIES) for each in begun)
-        found += [self.set_of(each.sites).improved(each, _MANY_TRIES) for each in found[:_BETTERED]]
+        found += [self.set_of(each.sites).improved(each, _MANY_TRIES) for each in found[:_IMPROVED]]
         best = self._judged_best(found)
         num_tries = min(_POLISHED, _POLISHED_ACTIONS // self._num_actions)
         if num_tries:
@@ -187,7 +187,7 @@ class Search:
         """Return the best of the best few choices, by the simulator."""
         near = _unlike_first(_distinct(choices))
         first = self.judged(near[0])
-        most = max(_JUDGED_LEAST, min(_JUDGED, _JUDGED_ACTIONS // self._num_actions))
+        most = max(_SIMULATED_LEAST, min(_SIMULATED, _SIMULATED_ACTIONS // self._num_actions))
         limit = _JUDGED_WITHIN * near[0].rank[0]
         others = [self.judged(each) for each in near[1:most] if each.rank[0] <= limit]
         return functools.reduce(
@@ -218,12 +218,12 @@ class Search:
                 self._num_actions = max(self._num_actions, run.num_actions)
             self._simulated[key] = None if run is None else step_of(run)
         step_s = self._simulated[key]
-        return choice if step_s is None else self.lasting(choice, step_s)
+        return choice if step_s is None else self.with_step(choice, step_s)
 
-    def lasting(self, choice: Choice, step_s: float) -> Choice:
+    def with_step(self, choice: Choice, step_s: float) -> Choice:
         """Return a choice whose step takes `step_s` seconds, by a better source than the model."""
         usd_per_s = self.set_of(choice.sites).usd_per_s
-        return choice.lasting(self.wishes.objective, step_s, usd_per_s)
+        return choice.with_step(self.wishes.objective, step_s, usd_per_s)
 
     def best_of(self, names: Iterable[str], like: Choice | None = None) -> Choice | None:
         """Return a good choice in which exactly these sites take part; None: none exists.

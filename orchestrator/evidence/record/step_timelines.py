@@ -76,7 +76,7 @@ class SiteTimeline:
     buckets: list[Bucket] = field(default_factory=list)
 
     @property
-    def settled_s(self) -> float:
+    def averaged_s(self) -> float:
         """When the last gradient was in place; backward's end, if that came later."""
         last_s = max((bucket.finished_s for bucket in self.buckets), default=self.computed_s)
         return min(self.end_s, max(self.computed_s, last_s))
@@ -84,14 +84,14 @@ class SiteTimeline:
     @property
     def exposed_s(self) -> float:
         """From backward's end until the last gradient was in place, if the step waited for it."""
-        return self.settled_s - self.computed_s
+        return self.averaged_s - self.computed_s
 
     def spans(self) -> list[Span]:
         """Return what its accelerator did, one after the other."""
         return [
             Span("compute", "forward and backward", self.begin_s, self.computed_s),
-            Span("wait", "waiting for gradients", self.computed_s, self.settled_s),
-            Span("optimizer", "optimizer", self.settled_s, self.end_s),
+            Span("wait", "waiting for gradients", self.computed_s, self.averaged_s),
+            Span("optimizer", "optimizer", self.averaged_s, self.end_s),
         ]
 
 
