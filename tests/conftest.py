@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import argparse
+import gc
 import os
 import random
 import re
@@ -63,8 +64,12 @@ INTERRUPTED = pytest.StashKey[bool]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Compile what has changed. Have what tests start ended, should pytest be killed."""
-    if not hasattr(config, "workerinput"):  # xdist's processes come after
+    worker = getattr(config, "workerinput", None)
+    if worker is None:  # xdist's processes come after
         ensure_compiled(Path(sys.executable))
+    elif config.args == config.getini("testpaths"):
+        place = int(worker["workerid"].removeprefix("gw"))
+        config.args = _from_elsewhere(place / worker["workercount"])
     reaper = begin()
     if reaper is not None:
         config.stash[REAPER] = reaper
@@ -99,8 +104,36 @@ def _shard(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def _from_elsewhere(start: float) -> list[str]:
+    """Return where tests are, beginning with another part of it.
+
+    Each of xdist's processes imports all tests. Compiling them takes the most of that, and one finds
+    compiled what another began with.
+    """
+    places = sorted(
+        str(path)
+        for path in (ROOT / "tests").iterdir()
+        if path.match("test_*.py") or any(path.glob("test_*.py"))
+    )
+    at = int(start * len(places))
+    return places[at:] + places[:at]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None]:
+    """Have no garbage looked for among tests and modules, now and later: there are millions."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out later seeds and exhaustive tests, unless `--all` asks for them."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path)  # they began in different places
     shard = config.getoption("--shard")
     if config.getoption("--all") and shard is None:
         return
