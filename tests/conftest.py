@@ -107,7 +107,7 @@ def _shard(text: str) -> tuple[int, int]:
 def _from_elsewhere(start: float) -> list[str]:
     """Return where tests are, beginning with another part of it.
 
-    Each of xdist's processes imports all tests. Compiling them takes the most of that, and one finds
+    Each of xdist's processes imports all tests. Most of that is compiling them, and one finds
     compiled what another began with.
     """
     places = sorted(

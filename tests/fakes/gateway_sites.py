@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ from isthmus.sites.gateway.gateway import Gateway
 from isthmus.sites.gateway.links.transport import Peer
 from isthmus.topology.spec.reduction_plan import ReductionPlan
 from tests.fakes.gateway_rank import DEADLINE_S, Floats, GatewayRank
+from tests.fakes.tcp_proxy import TcpProxy
 
 GATHER_2 = ReductionPlan(2, (), "")
 SITES = ("ash", "birch", "cedar", "dogwood", "elder")
@@ -113,6 +115,22 @@ class Member:
 
 Dial = Callable[[Member, Peer], Peer]
 """Where a member is told that a peer listens: a proxy's address, or the peer's own."""
+
+
+def through_proxies(
+    stack: ExitStack, *, cut_after_bytes: int | None = None, damage: bytes | None = None
+) -> tuple[Dial, list[TcpProxy]]:
+    """Return how gateways reach each other through proxies, one a direction, and these proxies."""
+    proxies: list[TcpProxy] = []
+
+    def dial(_: Member, peer: Peer) -> Peer:
+        if not peer.port:  # it dials, and does not listen
+            return peer
+        proxy = TcpProxy(peer.port, cut_after_bytes=cut_after_bytes, damage=damage)
+        proxies.append(stack.enter_context(proxy))
+        return dataclasses.replace(peer, port=proxies[-1].port)
+
+    return dial, proxies
 
 
 @contextmanager

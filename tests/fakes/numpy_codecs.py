@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
-Words = npt.NDArray[np.uint32]
 
 BLOCK = 128
 LEVEL_MAX = {"int8": 127, "int4": 7, "fp8": 448}

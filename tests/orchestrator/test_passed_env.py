@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from isthmus.protos.limits import PASSED_ENV_BYTES
-from tests.fakes.coordinators import Bench, coordinating, status_of
+from tests.fakes.coordinators import coordinating, status_of
 from tests.fakes.worlds import JOB
 
 pytestmark = pytest.mark.slow
@@ -24,12 +24,6 @@ def written(folder: Path) -> dict[Path, bytes]:
 def holding_secret(folder: Path) -> list[str]:
     found = [path for path, content in written(folder).items() if SECRET.encode() in content]
     return [str(path.relative_to(folder)) for path in found]
-
-
-async def prepared_with(bench: Bench, site: str) -> dict[str, str]:
-    """Return what a site's agent is given."""
-    (agent,) = await bench.join(site)
-    return dict((await agent.hear("prepare")).prepare.passed_env)
 
 
 async def test_sites_get_the_values_and_one_private_file_has_them_until_the_end(

@@ -15,6 +15,7 @@ from isthmus.orchestrator.evidence.record.bench_record import BENCH, read_bench
 from isthmus.orchestrator.evidence.record.run_record import read_record
 from isthmus.orchestrator.evidence.report.page import page
 from isthmus.orchestrator.evidence.report.run_facts import RunFacts, run_facts
+from tests.fakes.dashboard_pages import started_browser
 from tests.fakes.recorded_benches import record_bench
 from tests.fakes.recorded_runs import record_run
 
@@ -40,13 +41,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
-    with sync_api.sync_playwright() as driver:
-        started: Browser = driver.chromium.launch(executable_path=CHROMIUM, timeout=WAIT_MS)
-        try:
-            yield started
-        finally:
-            started.close()
+    with started_browser() as started:
+        yield started
 
 
 @pytest.fixture(scope="module")

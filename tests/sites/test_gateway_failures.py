@@ -2,25 +2,22 @@
 
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from isthmus.sites.gateway.links.transport import Peer
 from isthmus.sites.gateway.transfer.state_fetch import StateFetch
 from isthmus.sites.local.rank_messages import Members
 from isthmus.topology.spec.reduction_plan import ReductionPlan, star
 from tests.fakes.gateway_sites import (
     GATHER_2,
-    Member,
     frame_ahead,
     gateway_config,
     gateways,
     join,
     reduce_once,
+    through_proxies,
 )
-from tests.fakes.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -75,13 +72,8 @@ def test_a_silent_peer_is_suspected_until_it_is_heard_again(tmp_path: Path) -> N
         for site in range(2)
     ]  # fmt: skip
     with ExitStack() as proxies:
-        made: list[TcpProxy] = []
-
-        def through_proxy(member: Member, peer: Peer) -> Peer:
-            made.append(proxies.enter_context(TcpProxy(peer.port)))
-            return replace(peer, port=made[-1].port)
-
-        with gateways(configs, through_proxy) as members, ExitStack() as stack:
+        dial, made = through_proxies(proxies)
+        with gateways(configs, dial) as members, ExitStack() as stack:
             ranks = [join(stack, member) for member in members]
             reduce_once(ranks, 0, 5000, [1.0, 2.0], seed=0)
             start_s = time.monotonic()

@@ -17,7 +17,7 @@ from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.links.calls import ask, deadline
 from isthmus.sites.gateway.links.frame_calls import CallError
 from isthmus.sites.gateway.links.reversed_calls import OFFERED
-from isthmus.sites.gateway.links.transport import REVERSE_METHOD, Peer
+from isthmus.sites.gateway.links.transport import REVERSE_METHOD
 from isthmus.sites.gateway.transfer.state_server import INDEX_METHOD
 from isthmus.sites.local.entry_folder import INDEX, entry_folder
 from isthmus.sites.local.rank_messages import StateProgress
@@ -32,8 +32,8 @@ from tests.fakes.gateway_sites import (
     join,
     leave,
     reduce_once,
+    through_proxies,
 )
-from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import wait_for
 
 Result = TypeVar("Result")
@@ -85,14 +85,7 @@ def test_a_star_whose_leaves_are_behind_nat_over_mutual_tls(
 def test_broken_connections_are_dialled_again(tmp_path: Path) -> None:
     configs = configs_of(tmp_path, GATHER_2, {0})
     with ExitStack() as stack:
-        proxies: list[TcpProxy] = []
-
-        def dial(member: Member, peer: Peer) -> Peer:
-            if not peer.port:
-                return peer
-            proxies.append(stack.enter_context(TcpProxy(peer.port)))
-            return replace(peer, port=proxies[0].port)
-
+        dial, proxies = through_proxies(stack)
         members = stack.enter_context(gateways(configs, dial))
         ranks = [join(stack, member) for member in members]
         for round_ in range(12):
@@ -106,14 +99,7 @@ def test_broken_connections_are_dialled_again(tmp_path: Path) -> None:
 def test_silence_is_suspected_and_the_end_of_it_told(tmp_path: Path) -> None:
     configs = configs_of(tmp_path, GATHER_2, {0}, peer_lost_s=1.5, keepalive_time_s=0.5)
     with ExitStack() as stack:
-        proxies: list[TcpProxy] = []
-
-        def dial(member: Member, peer: Peer) -> Peer:
-            if not peer.port:
-                return peer
-            proxies.append(stack.enter_context(TcpProxy(peer.port)))
-            return replace(peer, port=proxies[0].port)
-
+        dial, proxies = through_proxies(stack)
         members = stack.enter_context(gateways(configs, dial))
         ranks = [join(stack, member) for member in members]
         reduce_once(ranks, 0, 5000, [1.0, 3.0], seed=0)

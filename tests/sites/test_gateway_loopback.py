@@ -2,25 +2,22 @@
 
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from isthmus.sites.gateway.links.transport import Peer
 from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, star
 from isthmus.topology.trees.shapes import ring_paths
 from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
 from tests.fakes.gateway_sites import (
     GATHER_2,
-    Member,
     gateway_config,
     gateways,
     join,
     leave,
     reduce_once,
+    through_proxies,
 )
-from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -193,13 +190,8 @@ def test_broken_connections_are_mended_and_frames_resent(tmp_path: Path) -> None
         for site in range(2)
     ]
     with ExitStack() as proxies:
-        made: list[TcpProxy] = []
-
-        def through_proxy(member: Member, peer: Peer) -> Peer:
-            made.append(proxies.enter_context(TcpProxy(peer.port, cut_after_bytes=700_000)))
-            return replace(peer, port=made[-1].port)
-
-        with gateways(configs, through_proxy) as members, ExitStack() as stack:
+        dial, made = through_proxies(proxies, cut_after_bytes=700_000)
+        with gateways(configs, dial) as members, ExitStack() as stack:
             ranks = [join(stack, member) for member in members]
             for round_ in range(4):
                 reduce_once(ranks, round_, 1 << 19, [1.0, 2.0], seed=round_)

@@ -6,18 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.sites.gateway.links.transport import Peer
 from isthmus.topology.spec.reduction_plan import ReductionPlan
 from tests.fakes.gateway_rank import GatewayRank
 from tests.fakes.gateway_sites import (
     GATHER_2,
-    Member,
     gateway_config,
     gateways,
     join,
     reduce_once,
+    through_proxies,
 )
-from tests.fakes.tcp_proxy import TcpProxy
 
 ALONE = ReductionPlan(1, (), "")
 
@@ -132,12 +130,8 @@ def test_strangers_are_turned_away_and_nothing_else(tmp_path: Path) -> None:
 def test_a_damaged_frame_is_fetched_again_and_a_damaged_link_given_up(tmp_path: Path) -> None:
     configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
     with ExitStack() as proxies:
-
-        def through_proxy(member: Member, peer: Peer) -> Peer:
-            proxy = proxies.enter_context(TcpProxy(peer.port, damage=b"\x77\x77\x77\x77\x77\x77"))
-            return replace(peer, port=proxy.port)
-
-        with gateways(configs, through_proxy) as members, ExitStack() as stack:
+        dial, _ = through_proxies(proxies, damage=b"\x77\x77\x77\x77\x77\x77")
+        with gateways(configs, dial) as members, ExitStack() as stack:
             for member in members:
                 rank = join(stack, member)[0]
                 rank.share(0, 1000).view("u1")[:] = 0x77

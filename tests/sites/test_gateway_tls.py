@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import shutil
 import socket
@@ -50,10 +49,10 @@ from tests.fakes.gateway_sites import (
     join,
     leave,
     reduce_once,
+    through_proxies,
 )
 from tests.fakes.library_calls import channel_to, hello_by_library, push_by_library
 from tests.fakes.methods import FRAME_METHODS, described_methods
-from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import wait_for
 from tests.sites.test_state_transfer import EPOCH, files_of, make_state
 
@@ -266,13 +265,8 @@ def test_bytes_that_are_injected_into_a_link_become_part_of_no_sum(
     """What looks like a record of TLS, and what does not: connections break, and are made anew."""
     configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
     with ExitStack() as stack:
-        proxies: list[TcpProxy] = []
-
-        def through_proxy(member: Member, peer: Peer) -> Peer:
-            proxies.append(stack.enter_context(TcpProxy(peer.port)))
-            return dataclasses.replace(peer, port=proxies[-1].port)
-
-        members = stack.enter_context(gateways(configs, through_proxy))
+        dial, proxies = through_proxies(stack)
+        members = stack.enter_context(gateways(configs, dial))
         ranks = [join(stack, member) for member in members]
         results = []
         for number in range(4):
@@ -327,15 +321,8 @@ def test_an_expired_certificate_is_ridden_out_until_it_is_renewed(
         for site in range(2)
     ]
     with ExitStack() as stack:
-        proxies: list[TcpProxy] = []
-
-        def through_proxy(member: Member, peer: Peer) -> Peer:
-            if not member.config.links[0].dials_in:
-                proxies.append(stack.enter_context(TcpProxy(peer.port)))
-                return dataclasses.replace(peer, port=proxies[-1].port)
-            return peer
-
-        members = stack.enter_context(gateways(configs, through_proxy))
+        dial, proxies = through_proxies(stack)
+        members = stack.enter_context(gateways(configs, dial))
         ranks = [join(stack, member) for member in members]
         first, _ = reduce_once(ranks, 0, 5000, [1.0, 3.0], seed=1)
         for site in ended:
@@ -373,13 +360,8 @@ def test_a_certificate_that_is_not_believed_is_told_of_once_and_not_by_each_conn
     caplog.set_level("DEBUG", "isthmus.sites.gateway.links.streams")
     configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
     with ExitStack() as stack:
-        proxies: list[TcpProxy] = []
-
-        def through_proxy(member: Member, peer: Peer) -> Peer:
-            proxies.append(stack.enter_context(TcpProxy(peer.port)))
-            return dataclasses.replace(peer, port=proxies[-1].port)
-
-        members = stack.enter_context(gateways(configs, through_proxy))
+        dial, proxies = through_proxies(stack)
+        members = stack.enter_context(gateways(configs, dial))
         ranks = [join(stack, member) for member in members]
         reduce_once(ranks, 0, 5000, [1.0, 3.0], seed=1)
         for kind in ("pem", "key"):

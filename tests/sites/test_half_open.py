@@ -7,7 +7,6 @@ Of packets that are lost the kernel takes care, too.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import socket
 import threading
 import time
@@ -35,7 +34,6 @@ from isthmus.sites.gateway.links.http2 import Kind
 from isthmus.sites.gateway.links.peer_server import ExchangeServer
 from isthmus.sites.gateway.links.transport import (
     PUSH_METHOD,
-    Peer,
     patience,
 )
 from isthmus.topology.faults.script import Change
@@ -44,12 +42,12 @@ from isthmus.topology.spec.timeouts import Timeouts
 from isthmus.topology.spec.world import Detection
 from tests.fakes.emulator_configs import netns_config
 from tests.fakes.gateway_sites import (
-    Member,
     gateway_config,
     gateways,
     join,
     leave,
     reduce_once,
+    through_proxies,
 )
 from tests.fakes.http2_frames import (
     ANSWER,
@@ -181,16 +179,6 @@ def test_packets_that_are_lost_without_an_error_are_noticed_within_two_thirds(
 # ------------------------------------------------------------------------ frames, through a proxy
 
 
-def through(stack: ExitStack, proxies: list[TcpProxy]) -> Any:  # noqa: ANN401 - a Dial
-    """Have gateways reach each other through proxies, one a direction."""
-
-    def dial(_: Member, peer: Peer) -> Peer:
-        proxies.append(stack.enter_context(TcpProxy(peer.port)))
-        return dataclasses.replace(peer, port=proxies[-1].port)
-
-    return dial
-
-
 def said_of(method: str) -> bytes:
     """Return what a client of ours says for a method, in its header."""
     encoder = hpack.Encoder()
@@ -229,8 +217,8 @@ def test_a_half_open_connection_holds_up_a_round_for_two_thirds_at_most(
 ) -> None:
     """The proxy answers for who is gone, and takes what is sent."""
     with ExitStack() as stack:
-        proxies: list[TcpProxy] = []
-        members = stack.enter_context(gateways(configs_of(tmp_path), through(stack, proxies)))
+        dial, proxies = through_proxies(stack)
+        members = stack.enter_context(gateways(configs_of(tmp_path), dial))
         ranks = [join(stack, member) for member in members]
         for number in range(rounds):
             reduce_once(ranks, number, 50_000, [1.0, 3.0], seed=number)
@@ -251,8 +239,8 @@ def test_a_half_open_connection_holds_up_a_round_for_two_thirds_at_most(
 def test_a_peer_that_answers_and_takes_no_frame_is_named(tmp_path: Path) -> None:
     """Somebody between lets calls through, and no frames: from the first round on it is told."""
     with ExitStack() as stack:
-        proxies: list[TcpProxy] = []
-        members = stack.enter_context(gateways(configs_of(tmp_path), through(stack, proxies)))
+        dial, proxies = through_proxies(stack)
+        members = stack.enter_context(gateways(configs_of(tmp_path), dial))
         ranks = [join(stack, member) for member in members]
         proxies[0].half_open(said_of(PUSH_METHOD), later_ones=True)
         reducing = threading.Thread(
