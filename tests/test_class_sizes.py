@@ -16,7 +16,6 @@ LARGER = {
     "Bucket": "sites/worker/exchange/rounds.py",
     "Checkpoints": "sites/checkpoint/checkpoints.py",
     "Delayed": "sites/worker/regimes/delayed.py",
-    "Executor": "sites/gateway/reduction/executor.py",
     "FrameCall": "sites/gateway/links/frame_calls.py",
     "Http2": "sites/gateway/links/http2.py",
     "LocalSteps": "sites/worker/regimes/local_steps.py",
@@ -69,7 +68,7 @@ def test_no_class_is_larger_than_one_head_holds() -> None:
         for path, node in classes()
         if num_lines(node) > LINES or len(fields_of(node)) > FIELDS
     }
-    assert larger == LARGER
+    assert larger.items() <= LARGER.items()
 
 
 def test_fields_are_counted_wherever_they_are_set() -> None:
