@@ -28,6 +28,7 @@ from packaging.utils import canonicalize_name
 from isthmus.protos.own_processes import own_command
 from isthmus.sites.codecs.registry import BY_NAME
 from isthmus.sites.compiled import MODULES, PLAIN, folder_below, why_plain
+from isthmus.topology.schemas.schema import SCHEMAS
 
 FOLDERS = ["orchestrator", "protos", "sites", "topology"]
 ROOT = Path(__file__).parents[1]
@@ -64,7 +65,9 @@ def test_a_wheel_brings_one_import_name_with_all_modules_and_files(built: Path) 
     )
     expected = {f"isthmus/{name}" for name in tracked.stdout.split()}
     made = {name for name in names if name.startswith("isthmus/_compiled/")}
-    assert names - made == expected | {"isthmus/__init__.py", "isthmus/py.typed"}
+    expected |= {"isthmus/__init__.py", "isthmus/py.typed"}
+    expected |= {f"isthmus/topology/schemas/{kind}.schema.json" for kind in SCHEMAS}
+    assert names - made == expected
     folder = f"isthmus/_compiled/{folder_below(ROOT).name}"
     assert {f"{folder}/build.json", f"{folder}/cython.py"} <= made
     if why_plain() is None:

@@ -150,7 +150,7 @@ def submitted_before(
         raise ConfigError("this coordinator was started with another topology")
     return Submission(
         run_id=run_id,
-        spec=RunSpec.from_bytes(written, "this coordinator"),
+        spec=RunSpec.from_bytes(written),
         written_spec=written,
         described=described,
         job_document=_document(job),

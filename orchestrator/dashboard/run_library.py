@@ -207,7 +207,7 @@ def _open(watched: WatchedRun) -> None:
 def _described(folder: Path, about: Mapping[str, Any]) -> Described:
     """Return what the coordinator decided, or else what was submitted."""
     try:
-        spec = RunSpec.from_bytes(RunFiles(folder).read_spec(), "this machine")
+        spec = RunSpec.from_bytes(RunFiles(folder).read_spec())
     except (OSError, ConfigError):
         return _submitted(folder, about)
     return Described(spec.topology, spec.job, spec.reduction)

@@ -26,8 +26,7 @@ MAX_CHANGES = 8192
 CROSS_TRAFFIC = "cross-traffic"
 """Folder of files SITE.jsonl with the cross traffic that a site received."""
 NETNS_KINDS = ("shape", "cut", "heal")
-"""Kinds of changes in the packet emulator. Resets and half-open connections follow from cuts and
-ends."""
+"""Kinds of changes in the packet emulator."""
 
 Message = TypeVar("Message")
 

@@ -139,8 +139,8 @@ class FaultPlayer:
 
 def needs_relay(faults: Iterable[Fault]) -> str | None:
     """Return why faults need the relay; None: any emulator will do."""
-    actions = [fault.action for fault in faults if fault.action in {"reset", "half_open"}]
-    return f"{actions[0]}: only the relay can do that to connections" if actions else None
+    resets = any(fault.action == "reset" for fault in faults)
+    return "reset: only the relay can do that to connections" if resets else None
 
 
 def needs_run(faults: Iterable[Fault]) -> str | None:

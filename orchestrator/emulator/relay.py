@@ -8,7 +8,7 @@ answered, followed by the current counters. The child ends when stdin does, so w
 
 The relay ends TCP on both sides, so it cannot show TCP's own behaviour on a long path: slow start,
 congestion control and retransmission, window limits. link_shape.py describes its model of loss,
-relay_connection.py that of cuts and half-open connections. The kernel accepts a connection that is
+relay_connection.py that of cuts. The kernel accepts a connection that is
 dialled across a cut, for the relay's listener is on this machine. Such a connection gets no answer
 before the link is healed, when the relay dials the gateway.
 """
@@ -149,14 +149,10 @@ class Relay:
                 link.cut()
             case "heal":
                 link.heal(now_s)
-            case _:
+            case _:  # a reset
                 for connection in list(self._connections):
-                    if not connection.joins(change.source, change.target):
-                        continue
-                    if change.kind == "reset":
+                    if connection.joins(change.source, change.target):
                         connection.close()
-                    else:
-                        connection.half_open(change.source)
 
     def _listen(self, endpoint: RelayEndpoint) -> tuple[Listener, int]:
         """Open a listener for a gateway, and return it with its port."""

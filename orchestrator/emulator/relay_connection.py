@@ -19,11 +19,6 @@ arrival. (Here at once; after a real cut TCP waits for its retransmission timer,
 be as long as the cut was.) Meanwhile connections that cross the link are read in neither direction,
 because a sender soon stops where no acknowledgement comes back. Bytes in flight in the intact
 direction still arrive. So an end that closes during a cut is noticed when the link is healed.
-
-A connection is **half-open** when one end is reset and forgotten, with the bytes in flight both
-ways, without notice to the other end. That end may go on sending up to about a TCP window, which is
-dropped. After that it is no longer read, as without acknowledgements, and its close is not noticed.
-The connection lasts until it is reset, or the relay ends.
 """
 
 from __future__ import annotations
@@ -358,9 +353,6 @@ def bound_receive_buffer(end: socket.socket, shape: LinkShape) -> None:
 DIAL_WITHIN_S = 10.0
 """Time limit for a gateway to accept a connection."""
 Address = tuple[socket.AddressFamily, tuple[object, ...]]
-_VOID_BYTES = 4 << 20
-"""Bytes that the living end of a half-open connection may send: Linux's default send buffer."""
-_VOID_READ_BYTES = 64 << 10
 _ABORT = struct.pack("ii", 1, 0)
 """SO_LINGER with 0 s: closing sends a reset."""
 
@@ -395,9 +387,6 @@ class Connection:
         self._num_open = 2
         self._closed = False
         self._dialling: asyncio.TimerHandle | None = None
-        self._untold: socket.socket | None = None
-        """The living end of a half-open connection; None: not half-open."""
-        self._void_bytes = 0
 
     def dial(self) -> None:
         """Dial the gateway; read from the dialler once that has succeeded."""
@@ -419,37 +408,6 @@ class Connection:
         for end in (self._dialler, self._gateway):
             _reset_when_closed(end)
         self._release()
-
-    def half_open(self, site: str) -> None:
-        """Reset the end at `site` without notice to the other end."""
-        gone, untold = self._dialler, self._gateway
-        if site != self._sites[0]:
-            gone, untold = untold, gone
-        if self._untold is untold:
-            return
-        if self._untold is gone or self._dialling is not None:
-            self.close()  # no living end is left, or the connection is not made yet
-            return
-        self._untold = untold
-        self._there.close()
-        self._back.close()
-        _reset_when_closed(gone)
-        gone.close()
-        self._loop.add_reader(untold, self._read_void)
-
-    def _read_void(self) -> None:
-        assert self._untold is not None
-        try:
-            num_read = len(self._untold.recv(_VOID_READ_BYTES))
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            num_read = 0
-        self._void_bytes += num_read
-        if num_read == 0:
-            self._release()
-        elif self._void_bytes >= _VOID_BYTES:
-            self._loop.remove_reader(self._untold)
 
     def _dialled(self) -> None:
         self._stop_dialling()
@@ -502,8 +460,6 @@ class Connection:
         self._stop_dialling()
         self._there.close()
         self._back.close()
-        if self._untold is not None:
-            self._loop.remove_reader(self._untold)
         self._dialler.close()
         self._gateway.close()
         self._on_closed(self)

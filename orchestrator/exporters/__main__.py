@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "exporters: those of an earlier coordinator do not end; the run continues without", True
         )
         return 0
-    spec = RunSpec.from_bytes(RunFiles(options.folder).read_spec(), "this coordinator")
+    spec = RunSpec.from_bytes(RunFiles(options.folder).read_spec())
     outlets = [
         Outlet(name, tool, say) for name, tool in _tools(spec, options.run, options.folder).items()
     ]

@@ -22,7 +22,7 @@ STATE = "keeper.json"
 LOG = "keeper.log"
 COORDINATOR = "coordinator"
 AGAIN = signal.SIGCONT
-"""Signal that makes a keeper restart waiting parts at once. An older keeper ignores it."""
+"""Signal that makes a keeper restart waiting parts at once."""
 
 STARTING, UP, RESTARTING, FAILED, ENDED, UNKNOWN = (
     "starting",

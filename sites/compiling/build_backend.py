@@ -1,4 +1,4 @@
-"""setuptools' backend, and besides it compiles what sites/compiled.py lists.
+"""setuptools' backend, and besides it compiles what sites/compiled.py lists, and writes schemas.
 
 pyproject.toml names it, and the class that compiles. The first of these that can make a module for
 this Python is taken: $CC, cc, gcc, clang; and where none can, the compiler in the package ziglang,
@@ -30,6 +30,7 @@ SOURCES = Path.cwd() / ".src"
 sys.path.insert(0, str(SOURCES))
 
 from isthmus.sites import compiled  # noqa: E402
+from isthmus.topology.schemas.schema import write_schemas  # noqa: E402
 
 ZIG = [sys.executable, "-m", "ziglang", "cc"]
 FLAGS = [
@@ -57,8 +58,9 @@ class Compile(build_ext):  # type: ignore[misc] # without types
     """Translates modules to C by Cython, and compiles that."""
 
     def run(self) -> None:
-        """Fill the folder `_compiled` anew."""
+        """Fill the folder `_compiled` anew, and write the documents' JSON Schemas."""
         package = SOURCES / "isthmus" if self.inplace else Path(self.build_lib, "isthmus")
+        write_schemas(package / "topology" / "schemas")
         folder = compiled.folder_below(package)
         with tempfile.TemporaryDirectory(dir=package) as own:
             made = Path(own, folder.name)

@@ -98,13 +98,8 @@ def read_spec(prepare: Prepare, site: str) -> RunSpec:
     Raises:
         SiteError: this build cannot read it.
     """
-    if not prepare.run_spec:
-        raise SiteError(
-            "CONFIG_MISMATCH",
-            "the coordinator sent no spec of the run: update isthmus at the coordinator",
-        )
     try:
-        return RunSpec.from_bytes(prepare.run_spec, f"site {site}")
+        return RunSpec.from_bytes(prepare.run_spec)
     except ConfigError as error:
         raise SiteError("CONFIG_MISMATCH", one_line(error.problems[0].message)) from error
 

@@ -128,7 +128,7 @@ def sent_by_gateways(run: Bench) -> dict[Pair, float]:
 
 
 def exported_figures(run: Bench, folder: Path) -> list[tuple[str, tuple[str, ...], float]]:
-    spec = RunSpec.from_bytes(RunFiles(folder).read_spec(), "this machine")
+    spec = RunSpec.from_bytes(RunFiles(folder).read_spec())
     figures, follower = RunFigures(folder.name, spec), RunFollower(folder.name, folder, run.home)
     while entries := follower.read():
         for each in entries:

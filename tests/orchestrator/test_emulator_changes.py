@@ -5,9 +5,6 @@ import random
 
 import pytest
 
-from isthmus.orchestrator.emulator.emulator_config import Apply, apply_line, read_line
-from isthmus.orchestrator.emulator.link_shape import LinkShape, Transmitter
-from isthmus.orchestrator.emulator.relay_connection import SharedLink
 from isthmus.topology.faults.script import Change
 from isthmus.topology.spec.errors import ConfigError
 from tests.fakes.relay_worlds import World, seconds, world
@@ -159,49 +156,6 @@ async def test_a_reset_ends_every_connection_of_the_two_sites_at_both_ends() -> 
         assert await far[0].readexactly(1) == b"x"
 
 
-@pytest.mark.parametrize("link", [THERE, BACK])
-async def test_half_open_closes_the_sources_end_and_never_tells_the_target(
-    link: dict[str, str],
-) -> None:
-    async with world() as wan:
-        near, far = await wan.connect()
-        gone, untold = (near, far) if link is THERE else (far, near)
-        wan.relay.apply([change("half_open", link)])
-        with pytest.raises(ConnectionResetError):
-            await gone[0].read()
-        untold[1].write(bytes(1 << 20))  # goes nowhere, and does not fail
-        await untold[1].drain()
-        await nothing_comes(untold[0])
-        wan.relay.apply([change("half_open", link)])  # again: nothing is left to do
-        assert wan.relay.num_connections == 1
-        untold[1].close()
-        await until(lambda: wan.relay.num_connections == 0)
-
-
-async def test_a_half_open_connection_ends_with_the_other_end_or_a_reset() -> None:
-    async with world() as wan:
-        for kind, link in (("half_open", BACK), ("reset", THERE)):
-            _, far = await wan.connect()
-            wan.relay.apply([change("half_open")])
-            wan.relay.apply([change(kind, link)])
-            with pytest.raises(ConnectionResetError):
-                await far[0].read()
-            assert wan.relay.num_connections == 0
-
-
-@pytest.mark.slow
-async def test_a_half_open_end_is_read_no_further_than_a_window() -> None:
-    async with world() as wan:
-        _, far = await wan.connect()
-        wan.relay.apply([change("half_open")])
-        far[1].write(bytes(64 << 20))
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await far[1].drain()
-        assert far[1].transport.get_write_buffer_size() > 32 << 20
-        far[1].transport.abort()  # closing would wait until it is all sent
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 async def test_bytes_survive_any_changes_in_order(seed: int) -> None:
@@ -255,54 +209,11 @@ async def test_changes_of_one_message_are_made_all_or_none() -> None:
         assert await far[0].readexactly(1) == b"x"
 
 
-async def test_leaving_ends_what_is_cut_or_half_open() -> None:
+async def test_leaving_ends_what_is_cut() -> None:
     async with world() as wan:
         near, _ = await wan.connect()
-        _, untold = await wan.connect()
-        wan.relay.apply([change("half_open"), change("cut")])
+        wan.relay.apply([change("cut")])
         await wan.relay.__aexit__(None, None, None)
-        for end in (near, untold):
-            with pytest.raises(ConnectionResetError):
-                await end[0].read()
+        with pytest.raises(ConnectionResetError):
+            await near[0].read()
         assert wan.relay.num_connections == 0
-
-
-def test_changes_survive_the_line() -> None:
-    changes = (change("cut"), change("shape", BACK, bytes_per_s=1e6, loss=0.5))
-    assert read_line(Apply, apply_line(changes)).changes == changes
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ("x", "want one line of JSON"),
-        ("[]", "want an object"),
-        ('{"op": "stop", "changes": []}', "op: want apply, got 'stop'"),
-        ('{"op": "apply", "changes": {}}', "changes: want a list"),
-        ('{"op": "apply", "changes": [7]}', r"changes\.0: want an object"),
-        ('{"op": "apply", "changes": [{"kind": "cut"}]}', r"changes\.0\.source is missing"),
-    ],
-)
-def test_another_line_is_told(wrong: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read_line(Apply, wrong.encode())
-
-
-def test_healing_gives_back_all_figures_as_configured() -> None:
-    shape = LinkShape(source="eu", target="us", bytes_per_s=1e6, delay_s=0.1, loss=0.1)
-    link = SharedLink(Transmitter(shape, random.Random(0).random, random.Random(0)))
-    link.reshape({"delay_s": 3.0, "loss": 0.0}, 7.0)
-    link.reshape({"bytes_per_s": 5.0, "jitter_s": 0.1}, 8.0)
-    link.cut()
-    assert link.is_cut
-    link.heal(9.0)
-    assert not link.is_cut
-    assert link.shape == shape
-
-
-def test_a_shape_keeps_what_a_change_does_not_name() -> None:
-    shape = LinkShape(source="eu", target="us", bytes_per_s=1e6, delay_s=0.1, queue_bytes=5000)
-    assert shape.changed({"loss": 0.5, "delay_s": 0.2}) == LinkShape(
-        source="eu", target="us", bytes_per_s=1e6, delay_s=0.2, loss=0.5, queue_bytes=5000
-    )
-    assert shape.room_bytes == 5000

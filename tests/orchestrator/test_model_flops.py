@@ -87,7 +87,7 @@ def test_the_job_s_figure_comes_before_the_shape_and_the_shape_before_an_estimat
         {"a": ModelReport(parameters=1000, counts_tokens=False, device="a CPU")},
         {"a": ModelReport(parameters=0, counts_tokens=True, device="a CPU")},
     ],
-    ids=["older site", "tokens are not counted", "no parameters"],
+    ids=["not reported", "tokens are not counted", "no parameters"],
 )
 def test_what_is_not_known_has_none(reports: dict[str, ModelReport]) -> None:
     flops = ModelFlops(job(SCRIPT), topology())

@@ -113,8 +113,6 @@ def test_an_agent_waits_as_long_without_a_run_as_with_one() -> None:
     assert agent._patience_s() == 7.0, "the run's end is not told yet"
     outbox.acknowledge(1)
     assert agent._patience_s() == 3600.0
-    agent._session.welcome = Welcome(lease_s=LEASE_S, heartbeat_s=HEARTBEAT_S)
-    assert agent._patience_s() == LEASE_S, "an older coordinator does not say"
 
 
 @pytest.mark.parametrize("lease_s", [2.0, 15.0, 55.0, 300.0])

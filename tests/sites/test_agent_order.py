@@ -142,7 +142,7 @@ def _no_spec(message: control.Prepare) -> None:
 
 
 def _newer_spec(message: control.Prepare) -> None:
-    fields = {**json.loads(message.run_spec), "newer": 1, "required": ["newer"]}
+    fields = {**json.loads(message.run_spec), "newer": 1}
     message.run_spec = json.dumps(fields).encode()
 
 
@@ -157,8 +157,8 @@ def _no_script(message: control.Prepare) -> None:
 @pytest.mark.parametrize(
     ("spoil", "code", "said"),
     [
-        (_no_spec, "CONFIG_MISMATCH", "update isthmus at the coordinator"),
-        (_newer_spec, "CONFIG_MISMATCH", "needs `newer`.* update isthmus at site a"),
+        (_no_spec, "CONFIG_MISMATCH", "is not JSON"),
+        (_newer_spec, "CONFIG_MISMATCH", "newer: unknown; .* another build"),
         (_bad_name, "PROTOCOL_VIOLATION", "no name of a run"),
         (_no_script, "LAUNCH_FAILED", "/no/such.py"),
     ],

@@ -22,7 +22,7 @@ faults:
   - {at: 21s, heal: all}
   - {at: 22s, pause: west, for: 2s}
   - {at: 25s, reset: [east, middle]}
-  - {at: 26s, half_open: [east, middle]}
+  - {at: 26s, reset: [middle, west]}
   - {at: 27s, pause: west, for: 1s..2s}
   - {at: 28s, heal: [east, middle], oneway: true}
 """

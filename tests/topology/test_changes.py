@@ -21,7 +21,7 @@ FIGURES = st.dictionaries(
 CHANGES = st.one_of(
     st.builds(
         Change,
-        kind=st.sampled_from(("cut", "heal", "reset", "half_open")),
+        kind=st.sampled_from(("cut", "heal", "reset")),
         source=st.just("a"),
         target=st.just("b"),
     ),

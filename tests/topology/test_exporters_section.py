@@ -17,7 +17,6 @@ from isthmus.topology.spec.exporters import (
 from isthmus.topology.spec.hashing import config_hash
 from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.job_paths import anchored
-from isthmus.topology.spec.json_fields import to_json
 from isthmus.topology.spec.run_spec import RunSpec
 from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import JOB, topology
@@ -40,7 +39,6 @@ def job(text: str = "") -> Job:
 def test_nothing_is_exported_unless_asked() -> None:
     assert job().exporters == Exporters()
     assert job().exporters.asked == ()
-    assert "exporters" not in to_json(job()), "so older sites have the spec that they know"
 
 
 def test_all_keys_and_their_defaults() -> None:
@@ -68,11 +66,10 @@ def test_all_keys_and_their_defaults() -> None:
     assert by_default.prometheus.host == "127.0.0.1", "nobody else reads unless it is asked for"
 
 
-def test_the_spec_carries_them_and_no_site_has_to_know_them() -> None:
+def test_the_spec_carries_them() -> None:
     spec = spec_of(job(ALL), topology())
     written = spec.to_bytes()
     assert RunSpec.from_bytes(written).job.exporters == spec.job.exporters
-    assert b'"required":[]' in written
 
 
 def test_what_is_compared_of_two_runs_is_the_same_with_them() -> None:

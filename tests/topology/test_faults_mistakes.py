@@ -10,7 +10,7 @@ from tests.topology.documents import changed
 from tests.topology.fault_documents import SCRIPT, TOPOLOGY
 
 DURATION = "want a duration in ns, us, ms, s, min, h, as 80ms; got"
-ACTIONS = "'link', 'partition', 'cut', 'flap', 'heal', 'pause', 'kill', 'reset' or 'half_open'"
+ACTIONS = "'link', 'partition', 'cut', 'flap', 'heal', 'pause', 'kill' or 'reset'"
 
 MISTAKES: list[tuple[str, str, list[str]]] = [
     ("version: 1\n", "", ["1:1 missing key 'version' []"]),
@@ -189,9 +189,9 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
         ["10:38 has no use with 'reset' [faults.6.for]"],
     ),
     (
-        "{at: 26s, half_open: [east, middle]}",
-        "half_open",
-        ["11:5 want a mapping, got 'half_open' [faults.7]"],
+        "{at: 26s, reset: [middle, west]}",
+        "reset",
+        ["11:5 want a mapping, got 'reset' [faults.7]"],
     ),
 ]
 

@@ -1,12 +1,9 @@
 """Hashes: the same for the same configuration, however it is spelt; another for any other."""
 
-import dataclasses
-
 import pytest
 
 from isthmus.topology.documents.load import load_job, load_topology
 from isthmus.topology.spec.hashing import config_hash, topology_hash
-from isthmus.topology.spec.world import Topology
 from tests.topology.documents import JOB, TOPOLOGY, changed
 
 WORLD = load_topology(TOPOLOGY, "t.yaml")
@@ -52,15 +49,3 @@ def test_a_hash_is_a_lasting_name() -> None:
     """Sites of different versions compare it: a change here is a change of protocol."""
     assert len(topology_hash(WORLD)) == 64
     assert topology_hash(WORLD) == topology_hash(load_topology(TOPOLOGY, "t.yaml"))
-
-
-def test_a_field_that_only_one_build_knows_counts_only_where_it_is_in_use() -> None:
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Newer(Topology):
-        newer: int = 0
-
-    fields = {
-        each.name: getattr(WORLD, each.name) for each in dataclasses.fields(WORLD) if each.init
-    }
-    assert topology_hash(Newer(**fields)) == topology_hash(WORLD)
-    assert topology_hash(Newer(**fields, newer=1)) != topology_hash(WORLD)

@@ -1,13 +1,10 @@
 """The `regime` section of a job: defaults by kind, its spec, the outer optimizer's rates."""
 
-import json
-
 import pytest
 
 from isthmus.topology.documents.load import load_job
 from isthmus.topology.spec.hashing import config_hash
 from isthmus.topology.spec.job import Job
-from isthmus.topology.spec.json_fields import read_json, to_json
 from isthmus.topology.spec.regime import (
     KINDS,
     OuterOptimizer,
@@ -96,22 +93,15 @@ def test_kinds_differ_in_whether_sites_take_steps_of_their_own() -> None:
     assert [each.sync_every for each in regimes] == [1, 1, 30, 30, 30]
 
 
-def test_a_spec_carries_a_regime_that_a_site_must_know() -> None:
-    for kind in KINDS[1:]:
+def test_a_spec_carries_a_regime() -> None:
+    for kind in KINDS:
         one = spec_of(job(f"regime: {kind}\n"), topology(2))
-        written = one.to_bytes()
-        assert "job.regime" in json.loads(written)["required"]
-        assert RunSpec.from_bytes(written) == one
+        assert RunSpec.from_bytes(one.to_bytes()) == one
 
 
-def test_a_job_without_a_regime_is_written_and_hashed_as_before_there_was_one() -> None:
+def test_a_regime_counts_in_the_hash_and_sync_is_the_default() -> None:
     plain = job()
     assert job("regime: sync\n") == plain
-    assert "regime" not in to_json(plain)
-    assert read_json(Job, to_json(plain)) == plain
-    written = json.loads(spec_of(plain, topology(2)).to_bytes())
-    assert "regime" not in written["job"]
-    assert "job.regime" not in written["required"]
     assert config_hash(plain, topology(2)) != config_hash(job("regime: delayed\n"), topology(2))
 
 

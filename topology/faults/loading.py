@@ -104,9 +104,6 @@ class FaultModel(Strict):
         Field(description="Of a pause or kill: which processes; else all of the site."),
     ] = None
     reset: Annotated[Ends | None, Field(description="Reset the connections of two sites.")] = None
-    half_open: Annotated[
-        Ends | None, Field(description="Close the first site's ends; the second is not told.")
-    ] = None
     for_: Annotated[
         Lasting | None, Field(alias="for", description="How long; else until it is healed.")
     ] = None
@@ -141,11 +138,10 @@ _BELONGING = {
     "pause": ("for", "what"),
     "kill": ("what",),
     "reset": (),
-    "half_open": (),
 }
 """Keys that are allowed beside each action and `at`."""
 _REQUIRED = {"flap": ("up", "down", "for"), "pause": ("for",)}
-_BETWEEN_TWO = ("link", "cut", "flap", "heal", "reset", "half_open")
+_BETWEEN_TWO = ("link", "cut", "flap", "heal", "reset")
 _KEYS = frozenset(field.alias or name for name, field in FaultModel.model_fields.items())
 
 MAX_FLAPS = 10_000
@@ -374,7 +370,7 @@ def _links(written: FaultModel, action: str, topology: Topology) -> tuple[Pair, 
     ends = getattr(written, action)
     if not ends:  # heal: all
         return tuple((link.source, link.target) for link in topology.links)
-    if action in ("reset", "half_open"):  # connections have both directions
+    if action == "reset":  # connections have both directions
         return ((ends[0], ends[1]),)
     return directions(topology, (ends[0], ends[1]), oneway=bool(written.oneway))
 

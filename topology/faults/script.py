@@ -29,7 +29,7 @@ from isthmus.topology.spec.json_fields import to_json
 from isthmus.topology.spec.units import format_duration, format_fraction, format_rate
 from isthmus.topology.spec.world import Topology
 
-KINDS = ("shape", "cut", "heal", "reset", "half_open")
+KINDS = ("shape", "cut", "heal", "reset")
 FIGURES = ("bytes_per_s", "delay_s", "jitter_s", "loss")
 
 
@@ -49,8 +49,7 @@ class Change:
 
     kind: str
     """`shape`: new figures, None: unchanged. `cut`: all packets are dropped silently. `heal`: no
-    longer cut, and all figures as configured. `reset`: every connection is reset. `half_open`: the
-    source's end of every connection is closed, without notice to the target."""
+    longer cut, and all figures as configured. `reset`: every connection is reset."""
     source: str
     target: str
     bytes_per_s: float | None = None
@@ -86,7 +85,6 @@ class Change:
             "cut": "cut",
             "heal": "healed",
             "reset": "connections reset",
-            "half_open": f"connections closed at {self.source} only",
         }
         told = words.get(self.kind) or ", ".join(_figure(*each) for each in self.figures().items())
         return f"{self.source} -> {self.target}: {told}"
@@ -152,7 +150,7 @@ Pair = tuple[str, str]
 Figures = Mapping[str, float]
 """The figures of a link by their names in Change: `bytes_per_s`, `delay_s`, `jitter_s`, `loss`."""
 
-ACTIONS = ("link", "partition", "cut", "flap", "heal", "pause", "kill", "reset", "half_open")
+ACTIONS = ("link", "partition", "cut", "flap", "heal", "pause", "kill", "reset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +172,7 @@ class Fault:
     for_s: Span | None = None
     """The time that it lasts; None: until it is healed."""
     links: tuple[Pair, ...] = ()
-    """The directed links that it changes; for `reset` and `half_open` the one between the two
-    sites."""
+    """The directed links that it changes; for `reset` one of the two between the sites."""
     figures: Figures | None = None
     """The new figures of a `link` fault; the others stay."""
     up_s: Span | None = None
@@ -277,9 +274,9 @@ def _events(index: int, fault: Fault, draws: _Draws) -> Iterator[_Event]:
     match fault.action:
         case "heal":
             yield _Event(at_s=at_s, fault=index, kind="heal", links=fault.links)
-        case "reset" | "half_open":
+        case "reset":
             [(source, target)] = fault.links
-            change = Change(kind=fault.action, source=source, target=target)
+            change = Change(kind="reset", source=source, target=target)
             yield _Event(at_s=at_s, fault=index, kind="now", change=change)
         case "pause":
             stop, go = (

@@ -1,10 +1,11 @@
 """JSON Schemas of all documents, for editors, generated from the models.
 
-They are committed beside this file as `topology.schema.json`, `job.schema.json` and
-`faults.schema.json`; scripts/gen_schemas.py writes them.
+Where isthmus is built or set up, this module's command writes them beside this file, as
+`topology.schema.json`, `job.schema.json` and `faults.schema.json`.
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -30,8 +31,15 @@ def schema(kind: str) -> dict[str, Any]:
 
 
 def schema_text(kind: str) -> str:
-    """Return the schema as its committed file holds it."""
+    """Return the schema as its file holds it."""
     return json.dumps(schema(kind), indent=2, ensure_ascii=False) + "\n"
+
+
+def write_schemas(folder: Path) -> None:
+    """Write every schema into a folder."""
+    for kind in SCHEMAS:
+        path = folder / f"{kind}.schema.json"
+        path.write_text(schema_text(kind), encoding="utf-8")
 
 
 def _without_null(value: Any) -> Any:  # noqa: ANN401 - any JSON
@@ -51,3 +59,7 @@ def _without_null(value: Any) -> Any:  # noqa: ANN401 - any JSON
     if isinstance(kept.get("title"), str):
         del kept["title"]
     return kept
+
+
+if __name__ == "__main__":
+    write_schemas(Path(__file__).parent)

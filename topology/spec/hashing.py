@@ -10,13 +10,8 @@ from isthmus.topology.spec.world import Topology
 
 
 def topology_hash(topology: Topology) -> str:
-    """Return the sha256 of the resolved topology, in hex: comments and spelling do not count.
-
-    Fields at their defaults do not count either. So two builds compute the same hash if only one of
-    them knows a field that the topology does not use.
-    """
-    in_use = to_json(topology, lambda field, item: field.compare and item != field.default)
-    return _sha256({"topology": in_use})
+    """Return the sha256 of the resolved topology, in hex: comments and spelling do not count."""
+    return _sha256({"topology": _compared(topology)})
 
 
 def config_hash(job: Job, topology: Topology) -> str:

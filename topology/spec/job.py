@@ -14,7 +14,6 @@ from isthmus.topology.spec.job_environment import (
     VariableName,
     VariableValue,
 )
-from isthmus.topology.spec.json_fields import IF_USED, IN_USE, REQUIRED
 from isthmus.topology.spec.plan_wishes import PlanWishes
 from isthmus.topology.spec.reduction_plan import TREES_MAX, WEIGHT_MAX
 from isthmus.topology.spec.regime import KINDS, Regime
@@ -116,9 +115,7 @@ class Exchange(Section):
     of one dimension."""
     error_feedback: bool = True
     """Add what a lossy codec loses of a gradient to the next one."""
-    error_feedback_decay: Annotated[float, Bounds(allow_inf_nan=False, gt=0, le=1)] = field(
-        default=1.0, metadata=IN_USE
-    )
+    error_feedback_decay: Annotated[float, Bounds(allow_inf_nan=False, gt=0, le=1)] = 1.0
     """Factor on what is added, in each round: 0.95, say."""
     non_finite: Annotated[str, choice(NON_FINITE)] = "carry"
     """A NaN or an infinity among the gradients crosses unchanged, or ends the run."""
@@ -374,22 +371,18 @@ class Job(Section):
     """Your own script, relative to this file; else the shipped trainer."""
     arguments: tuple[Argument, ...] = ()
     """For the entrypoint; `launch JOB -- …` adds more."""
-    working_folder: Text | None = field(default=None, metadata=REQUIRED)
+    working_folder: Text | None = None
     """The folder in which the entrypoint runs, relative to this file; else this file's own."""
     env: Annotated[
         tuple[Variable, ...],
         WrittenAs(dict[VariableName, VariableValue], _variables),
         Bounds(max_length=VARIABLES_MAX),
-    ] = field(default=(), metadata=REQUIRED)
+    ] = ()
     """Environment variables of all ranks, beside those of their machines."""
-    pass_env: Annotated[tuple[VariableName, ...], Bounds(max_length=VARIABLES_MAX)] = field(
-        default=(), metadata=REQUIRED
-    )
+    pass_env: Annotated[tuple[VariableName, ...], Bounds(max_length=VARIABLES_MAX)] = ()
     """Names of variables, as of secrets, that ranks have as they are where `isthmus launch` is
     called. Their values are written nowhere."""
-    data: Annotated[tuple[SiteData, ...], Bounds(max_length=DATA_MAX)] = field(
-        default=(), metadata=IN_USE
-    )
+    data: Annotated[tuple[SiteData, ...], Bounds(max_length=DATA_MAX)] = ()
     """What has to lie at every site before ranks start: checked, and fetched once where there is
     a url."""
     exchange: Exchange = Exchange()
@@ -400,19 +393,15 @@ class Job(Section):
             lambda value: value if isinstance(value, dict | Regime) else {"kind": value},
             {"type": "string", "enum": list(KINDS)},
         ),
-    ] = field(default=Regime(), metadata=IN_USE)
+    ] = field(default=Regime())
     """How often sites exchange, and what; absent: in every step."""
     verify_every: Annotated[EverySteps, Key("verify.parameters_every")] = 10
     """Steps between comparisons; 0: never."""
     same_data: Annotated[str, Key("verify.same_data"), choice(ON_SAME_DATA)] = "refuse"
     """Whether sites that train on the same data end the run."""
-    gradients_every: Annotated[EverySteps, Key("verify.gradients_every")] = field(
-        default=0, metadata=IF_USED
-    )
+    gradients_every: Annotated[EverySteps, Key("verify.gradients_every")] = 0
     """Steps until all ranks compute one micro-batch again, and compare its gradients; 0: never."""
-    on_corruption: Annotated[str, Key("verify.on_corruption"), choice(ON_CORRUPTION)] = field(
-        default="stop", metadata=IF_USED
-    )
+    on_corruption: Annotated[str, Key("verify.on_corruption"), choice(ON_CORRUPTION)] = "stop"
     """Where a rank computes other gradients than the rest: stop the run, or drop its site until
     `isthmus sites add`."""
     timeline_every: Annotated[EverySteps, Key("timeline.every")] = 10
@@ -420,37 +409,33 @@ class Job(Section):
     trainer: Trainer = Trainer()
     probe: Probe | None = None
     """Measure the links instead: `isthmus probe` writes it."""
-    on_fewer_sites: Annotated[str, choice(ON_FEWER_SITES)] = field(
-        default="keep", metadata=REQUIRED
-    )
+    on_fewer_sites: Annotated[str, choice(ON_FEWER_SITES)] = "keep"
     """With fewer ranks than in the beginning: the global batch stays, or shrinks with them, and
     the learning rate follows."""
-    rate: Annotated[str, choice(RATES)] = field(default="linear", metadata=IN_USE)
+    rate: Annotated[str, choice(RATES)] = "linear"
     """How the learning rate follows a batch that shrinks: as its share of the full one, as the
     root of that, or not at all."""
-    checkpoint: Checkpoint | None = field(default=None, metadata=REQUIRED)
+    checkpoint: Checkpoint | None = None
     """What is kept so that `launch --resume` can go on; else nothing."""
     placement: tuple[Placed, ...] = ()
     """The sites that take part; none: all, the batch spread evenly over all ranks."""
-    begin_with: Annotated[tuple[Text, ...], Bounds(min_length=1)] = field(
-        default=(), metadata=REQUIRED
-    )
+    begin_with: Annotated[tuple[Text, ...], Bounds(min_length=1)] = ()
     """The sites that the run begins with; `isthmus sites add` adds others of the topology.
     Absent: all."""
     plan: PlanWishes | None = None
     workload: DescribedModel | None = None
     """What the entrypoint trains, for `isthmus plan` to cut it over each site."""
 
-    allow_cpu: bool = field(default=False, metadata=IF_USED)
+    allow_cpu: bool = False
     """Compute on CPUs where the topology says an accelerator and there is none."""
-    noise_scale: bool = field(default=False, metadata=IF_USED)
+    noise_scale: bool = False
     """Measure the gradient noise scale: how large a batch is worth it."""
     flops_per_token: Annotated[
         Annotated[Number, Bounds(gt=0)] | None, Key("model.flops_per_token", is_required=True)
-    ] = field(default=None, metadata=IF_USED)
+    ] = None
     """FLOPs of a forward and a backward pass for each token, for the MFU: what is computed twice
     left out."""
-    exporters: Exporters = field(default=Exporters(), compare=False, metadata=IF_USED)
+    exporters: Exporters = field(default=Exporters(), compare=False)
     """Where figures and events go while the run goes on; else nowhere."""
 
     @property

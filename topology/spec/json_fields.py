@@ -23,13 +23,6 @@ T = TypeVar("T")
 
 Keeps = Callable[["dataclasses.Field[Any]", object], bool]
 """A test whether a field with that value is written."""
-REQUIRED = {"required": True}
-"""The `metadata` of a field that a reader must not skip (topology/spec/run_spec.py)."""
-IN_USE = {**REQUIRED, "is_left_out": True}
-"""The `metadata` of such a field that is not written at its default: a value that does not use it
-has the JSON, and so the hash, that it had before there was the field."""
-IF_USED = {"is_left_out": True}
-"""The `metadata` of a field that is not written at its default, and that a reader may skip."""
 OnUnknown = Callable[[str], None]
 """A callback with the path of each unknown field."""
 
@@ -46,17 +39,13 @@ def to_json(value: object, keeps: Keeps = lambda *_: True) -> Any:  # noqa: ANN4
         return {
             field.name: to_json(item, keeps)
             for field, item in items
-            if field.init and keeps(field, item) and not _is_left_out(field, item)
+            if field.init and keeps(field, item)
         }
     if isinstance(value, tuple):
         return [to_json(item, keeps) for item in value]
     if isinstance(value, Mapping):
         return {str(key): to_json(item, keeps) for key, item in value.items()}
     return value
-
-
-def _is_left_out(field: dataclasses.Field[Any], item: object) -> bool:
-    return bool(field.metadata.get("is_left_out")) and item == field.default
 
 
 def read_json(

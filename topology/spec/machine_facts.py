@@ -145,9 +145,9 @@ class Facts:
     torch: str | None
     """The version of torch; None: it is not installed."""
     lacks: str | None = None
-    """Packages missing for ranks and gateways; None: none, or unknown to an older build."""
+    """Packages missing for ranks and gateways; None: none."""
     plain: str | None = None
-    """Why isthmus runs as plain Python; None: it is compiled, or an older build does not say."""
+    """Why isthmus runs as plain Python; None: it is compiled."""
     usable_cores: Count | None = None
     """Processor cores that its processes may use."""
     limits: Limits = Limits()

@@ -1,10 +1,9 @@
 """The part of a job that says what a planner may decide, and what it is to aim at. Frozen."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from isthmus.topology.spec.codec_names import CODECS, RUNGS
-from isthmus.topology.spec.json_fields import IN_USE
 from isthmus.topology.spec.units import format_duration
 from isthmus.topology.spec.yaml_keys import (
     Bounds,
@@ -48,10 +47,10 @@ class Replan(Section):
     """For so long, all the time; 500ms at least."""
     gain: Share = 0.05
     """Of the predicted step, that other trees have to save."""
-    least_exact: Annotated[str, choice(RUNGS)] | None = field(default=None, metadata=IN_USE)
+    least_exact: Annotated[str, choice(RUNGS)] | None = None
     """The least exact codec to which a run may go over, as its links narrow; else it keeps
     exchange.codec."""
-    shares: Annotated[str, choice(SHARES)] = field(default="follow", metadata=IN_USE)
+    shares: Annotated[str, choice(SHARES)] = "follow"
     """fixed: sites keep their parts of the batch, however fast they are."""
 
     @property
@@ -78,10 +77,10 @@ class PlanWishes(Section):
     sites: Annotated[str, choice(PLAN_SITES)] = "auto"
     max_sync_period: Annotated[int, Bounds(ge=1, le=100_000)] = 1
     """Steps between two exchanges that are permitted."""
-    max_loss_gap: Share | None = field(default=None, metadata=IN_USE)
+    max_loss_gap: Share | None = None
     """How much more loss than sync's a regime may be expected to end with: 1%."""
     objective: Annotated[str, choice(OBJECTIVES)] = "throughput"
-    budget_usd_per_s: Annotated[Budget | None, Key("budget")] = field(default=None, metadata=IN_USE)
+    budget_usd_per_s: Annotated[Budget | None, Key("budget")] = None
     """What egress may cost, at most; choices above it are left out."""
     micro_batch: Annotated[str, choice(MICRO_BATCHES)] = "given"
     """given: trainer.micro_batch; auto: the largest that fits the memory."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from math import gcd
 
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.json_fields import REQUIRED
 
 TREES_MAX = 128
 """Limit on the trees of one plan: all 125 of five sites, and three more."""
@@ -31,7 +30,7 @@ class Tree:
     parent: Mapping[int, int]
     weight: int = 1
     """Share of the chunks relative to the other trees; an integer, so that all sites agree."""
-    down: Mapping[int, int] | None = field(default=None, metadata=REQUIRED)
+    down: Mapping[int, int] | None = None
     """Site that sends the result, for every site but the root; None: the parent. Sites that are
     catching up are only here: they get results and contribute nothing."""
 
@@ -78,9 +77,9 @@ class ReductionPlan:
     site order."""
     why: str
     """The reason for the plan in a line or two, for people."""
-    only: tuple[int, ...] | None = field(default=None, metadata=REQUIRED)
+    only: tuple[int, ...] | None = None
     """The sites that take part, in ascending order; None: all."""
-    gathered_bytes: int = field(default=0, metadata=REQUIRED)
+    gathered_bytes: int = 0
     """Size in float32 bytes up to which buckets are gathered, whatever the trees
     (topology/trees/small_buckets.py)."""
     turns: tuple[int, ...] = field(init=False, repr=False, compare=False)

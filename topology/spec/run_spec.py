@@ -4,19 +4,13 @@ The coordinator resolves a submission into a `RunSpec` (topology/documents/run_d
 serialises it once, and sends it to every site. Agents, gateways and ranks read it and decide
 nothing again, so they need neither YAML nor a planner, and sites cannot come to different plans.
 
-Versions. A site may run an older or a newer build than the coordinator. A reader gives missing
-fields their defaults, and skips unknown fields, unless the writer lists a field under `required`:
-then it refuses the run, naming the field. A new field on which all sites must agree is declared
-with `metadata=REQUIRED` (topology/spec/json_fields.py). The writer lists it only if it differs from
-its default, so other runs still work with older sites.
+A site refuses a spec with a field that its build does not know: every site runs the same isthmus.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -25,8 +19,6 @@ from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.job_paths import moved, moved_path
 from isthmus.topology.spec.json_fields import (
-    IN_USE,
-    REQUIRED,
     json_bytes,
     json_of,
     read_json,
@@ -39,8 +31,6 @@ from isthmus.topology.spec.world import Topology
 
 CODE = "code"
 """Folder in a run's folder at a site: the site's copy of what was carried there."""
-_LIST = "required"
-"""Key of the serialised spec for the paths of required fields in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +43,8 @@ class CodedPlan:
     """The codec of each tree; for a gather, one."""
 
     def to_bytes(self) -> bytes:
-        """Serialise; equal values give equal bytes.
-
-        Defaults are left out, because older sites refuse unknown fields.
-        """
-        return json_bytes(to_json(self, lambda field, item: item != field.default))
+        """Serialise; equal values give equal bytes."""
+        return json_bytes(to_json(self))
 
     @classmethod
     def from_bytes(cls, written: bytes) -> CodedPlan:
@@ -87,16 +74,15 @@ class RunSpec:
     """float32 bytes that a site must be able to have in flight to keep its links busy."""
     timeouts: Timeouts
     job_folder: str = ""
-    """The folder of the job file where the job was launched; empty: an older coordinator did not
-    say."""
+    """The folder of the job file where the job was launched; empty: there was no file."""
     replan: Replan | None = None
     """The settings of planning again by the coordinator; None: the run keeps its plan. Where it may
     change, gateways have links to every site that they could have for a neighbour."""
-    first: CodedPlan | None = field(default=None, metadata=REQUIRED)
+    first: CodedPlan | None = None
     """The reduction that the run begins with, where it begins with some of its sites; None: with
     all, by `reduction`."""
 
-    carried: Carried | None = field(default=None, metadata=IN_USE)
+    carried: Carried | None = None
     """The folder of the job's files, which sites without a `job_folder` are given; None: they lie
     there."""
 
@@ -149,30 +135,16 @@ class RunSpec:
 
     def to_bytes(self) -> bytes:
         """Serialise; equal values give equal bytes."""
-        return json_bytes({**to_json(self), _LIST: sorted(set(_required(self)))})
+        return json_bytes(to_json(self))
 
     @classmethod
-    def from_bytes(cls, written: bytes, reader: str = "this site") -> RunSpec:
-        """Parse the bytes of `to_bytes`, of this build or another.
-
-        Args:
-            written: The serialised spec.
-            reader: Name of the reader that needs an update if a required field is unknown.
+    def from_bytes(cls, written: bytes) -> RunSpec:
+        """Read what `to_bytes` wrote.
 
         Raises:
-            ConfigError: The bytes are no spec, or require a field that this build does not know.
+            ConfigError: It did not, or another build's did.
         """
-        fields = _read(written)
-        required = read_json(tuple[str, ...], fields.pop(_LIST, ()), _LIST)
-        skipped: list[str] = []
-        spec = read_json(cls, fields, on_unknown=lambda path: skipped.append(_by_name(path)))
-        for path in required:
-            if any(path == each or path.startswith(f"{each}.") for each in skipped):
-                raise ConfigError(
-                    f"the run needs `{path}`, which the isthmus at {reader} does not know: "
-                    f"update isthmus at {reader}"
-                )
-        return spec
+        return read_json(cls, _read(written))
 
 
 def spec_hash(written: bytes) -> str:
@@ -185,24 +157,3 @@ def _read(written: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ConfigError("what the run is, is no JSON object")
     return fields
-
-
-def _required(value: object, path: str = "") -> Iterator[str]:
-    """Yield the paths of fields in use that no reader may skip."""
-    if isinstance(value, tuple):
-        for item in value:
-            yield from _required(item, path)
-    if not dataclasses.is_dataclass(value):
-        return
-    for each in dataclasses.fields(value):
-        if not each.init:
-            continue
-        inside, item = f"{path}.{each.name}".lstrip("."), getattr(value, each.name)
-        if each.metadata.get("required") and item != each.default:
-            yield inside
-        yield from _required(item, inside)
-
-
-def _by_name(path: str) -> str:
-    """Return a path without positions in lists: `links.0.x` is a `links.x`."""
-    return ".".join(part for part in path.split(".") if not part.isdecimal())

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from isthmus.topology.spec.addresses import Host, Jump
-from isthmus.topology.spec.json_fields import IF_USED, IN_USE, REQUIRED
 from isthmus.topology.spec.suggest import shown
 from isthmus.topology.spec.units import BDP, SIZE, UnitError, parse_size
 from isthmus.topology.spec.yaml_keys import (
@@ -156,7 +155,7 @@ class Site:
     address: str
     """Host that peers dial, if known before gateways listen; empty if it follows from their
     `interfaces`."""
-    inbound: bool = field(default=True, metadata=REQUIRED)
+    inbound: bool = True
     """Whether its gateways can be dialled; otherwise they dial for both directions."""
     listening: Listening = field(default=Listening(), compare=False)
     """Listening addresses of its gateways, which do not affect a run."""
@@ -172,15 +171,15 @@ class Site:
     nic_bytes_per_s: float | None = None
     """Bytes per second that each node can send towards the WAN; None: as much as its links
     carry."""
-    gateways_per_node: int = field(default=1, metadata=REQUIRED)
+    gateways_per_node: int = 1
     """Gateways that divide the ranks of a node among them: a divisor of accelerators_per_node. 1
     while it has yet to be decided."""
-    chooses_gateways: bool = field(default=False, compare=False, metadata=IF_USED)
+    chooses_gateways: bool = field(default=False, compare=False)
     """Whether `gateways_per_node` has yet to be decided, for a run (topology/spec/lanes.py)."""
-    job_folder: str = field(default="", compare=False, metadata=REQUIRED)
+    job_folder: str = field(default="", compare=False)
     """Folder at the site that corresponds to the folder of the job file; empty: the same path, or
     what is carried there."""
-    prologue: tuple[str, ...] = field(default=(), compare=False, metadata=IN_USE)
+    prologue: tuple[str, ...] = field(default=(), compare=False)
     """Lines of bash before the ranks of each of its machines."""
 
     @property

@@ -193,7 +193,7 @@ def _documents(
 def _with_gateways(topology: Topology, folder: Path) -> Topology:
     """Return the sites with the gateways that a run had, if its folder has its spec."""
     try:
-        spec = RunSpec.from_bytes(RunFiles(folder).read_spec(), "this machine")
+        spec = RunSpec.from_bytes(RunFiles(folder).read_spec())
     except (OSError, ConfigError):
         return topology
     decided = {site.name: site for site in spec.topology.sites}

@@ -77,7 +77,7 @@ class Environment:
             generation=_number("ISTHMUS_GENERATION", environ["ISTHMUS_GENERATION"]),
             site=site,
             gateway=_gateway(environ),
-            spec=_at(RunSpec.from_bytes(written, f"site {site}"), site, run_folder),
+            spec=_at(RunSpec.from_bytes(written), site, run_folder),
             run_folder=run_folder,
             rejoins=environ.get("ISTHMUS_RETURNS") == "1",
         )
