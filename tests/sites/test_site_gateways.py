@@ -42,7 +42,7 @@ class Site:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ((b'"root":1', b'"root":1,"weight":0'), "of weight 1 to 100"),
+        ((b'"weight":1', b'"weight":0'), "of weight 1 to 100"),
         ((b'"codecs":', b'"newer":1,"codecs":'), "newer: unknown"),
         ((b"{", b"["), "not JSON"),
     ],

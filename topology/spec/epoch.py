@@ -41,7 +41,7 @@ class Epoch:
 
     def to_bytes(self) -> bytes:
         """Serialise: the same value gives the same bytes."""
-        return json_bytes(to_json(self, lambda field, item: item != field.default))
+        return json_bytes(to_json(self))
 
     @classmethod
     def from_bytes(cls, written: bytes) -> Epoch:
