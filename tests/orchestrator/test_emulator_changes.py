@@ -5,6 +5,9 @@ import random
 
 import pytest
 
+from isthmus.orchestrator.emulator.emulator_config import Apply, apply_line, read_line
+from isthmus.orchestrator.emulator.link_shape import LinkShape, Transmitter
+from isthmus.orchestrator.emulator.relay_connection import SharedLink
 from isthmus.topology.faults.script import Change
 from isthmus.topology.spec.errors import ConfigError
 from tests.fakes.relay_worlds import World, seconds, world
@@ -217,3 +220,44 @@ async def test_leaving_ends_what_is_cut() -> None:
         with pytest.raises(ConnectionResetError):
             await near[0].read()
         assert wan.relay.num_connections == 0
+
+
+def test_changes_survive_the_line() -> None:
+    changes = (change("cut"), change("shape", BACK, bytes_per_s=1e6, loss=0.5))
+    assert read_line(Apply, apply_line(changes)).changes == changes
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("x", "want one line of JSON"),
+        ("[]", "want an object"),
+        ('{"op": "stop", "changes": []}', "op: want apply, got 'stop'"),
+        ('{"op": "apply", "changes": {}}', "changes: want a list"),
+        ('{"op": "apply", "changes": [7]}', r"changes\.0: want an object"),
+        ('{"op": "apply", "changes": [{"kind": "cut"}]}', r"changes\.0\.source is missing"),
+    ],
+)
+def test_another_line_is_told(wrong: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_line(Apply, wrong.encode())
+
+
+def test_healing_gives_back_all_figures_as_configured() -> None:
+    shape = LinkShape(source="eu", target="us", bytes_per_s=1e6, delay_s=0.1, loss=0.1)
+    link = SharedLink(Transmitter(shape, random.Random(0).random, random.Random(0)))
+    link.reshape({"delay_s": 3.0, "loss": 0.0}, 7.0)
+    link.reshape({"bytes_per_s": 5.0, "jitter_s": 0.1}, 8.0)
+    link.cut()
+    assert link.is_cut
+    link.heal(9.0)
+    assert not link.is_cut
+    assert link.shape == shape
+
+
+def test_a_shape_keeps_what_a_change_does_not_name() -> None:
+    shape = LinkShape(source="eu", target="us", bytes_per_s=1e6, delay_s=0.1, queue_bytes=5000)
+    assert shape.changed({"loss": 0.5, "delay_s": 0.2}) == LinkShape(
+        source="eu", target="us", bytes_per_s=1e6, delay_s=0.2, loss=0.5, queue_bytes=5000
+    )
+    assert shape.room_bytes == 5000
