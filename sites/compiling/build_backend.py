@@ -30,7 +30,6 @@ SOURCES = Path.cwd() / ".src"
 sys.path.insert(0, str(SOURCES))
 
 from isthmus.sites import compiled  # noqa: E402
-from isthmus.topology.schemas.schema import write_schemas  # noqa: E402
 
 ZIG = [sys.executable, "-m", "ziglang", "cc"]
 FLAGS = [
@@ -60,7 +59,9 @@ class Compile(build_ext):  # type: ignore[misc] # without types
     def run(self) -> None:
         """Fill the folder `_compiled` anew, and write the documents' JSON Schemas."""
         package = SOURCES / "isthmus" if self.inplace else Path(self.build_lib, "isthmus")
-        write_schemas(package / "topology" / "schemas")
+        schemas = package.resolve() / "topology" / "schemas"
+        command = [sys.executable, "-m", "isthmus.topology.schemas.schema", str(schemas)]
+        subprocess.run(command, cwd=SOURCES, check=True)
         folder = compiled.folder_below(package)
         with tempfile.TemporaryDirectory(dir=package) as own:
             made = Path(own, folder.name)
