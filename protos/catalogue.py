@@ -5,22 +5,31 @@ The codes appear in `--json` envelopes, in a run's `reason_code` and in docs/err
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Self
 
 
 class ExitCode(IntEnum):
     """Exit statuses of commands."""
 
-    OK = 0
-    JOB_FAILED = 1
-    USAGE = 2
-    PREFLIGHT = 3
-    UNREACHABLE = 4
-    TIMED_OUT = 5
-    CANCELLED = 6
-    WITH_LOSSES = 7
-    REFUSED = 8
-    NOT_MET = 9
-    INTERNAL = 70
+    words: str
+
+    def __new__(cls, status: int, words: str) -> Self:
+        """Make a status with its words."""
+        code = int.__new__(cls, status)
+        code._value_, code.words = status, words
+        return code
+
+    OK = 0, "ok"
+    JOB_FAILED = 1, "the job failed"
+    USAGE = 2, "usage or configuration"
+    PREFLIGHT = 3, "preflight failed"
+    UNREACHABLE = 4, "unreachable"
+    TIMED_OUT = 5, "timed out"
+    CANCELLED = 6, "cancelled"
+    WITH_LOSSES = 7, "succeeded with losses"
+    REFUSED = 8, "refused"
+    NOT_MET = 9, "requirement not met"
+    INTERNAL = 70, "a bug in isthmus"
 
 
 @dataclass(frozen=True, slots=True)

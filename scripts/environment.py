@@ -45,21 +45,22 @@ _NAMED = 3
 """The packages that are named before the download: the largest."""
 
 
-def ensure(*extras: str) -> None:
+def ensure(*groups: str) -> None:
     """Make .venv hold what pyproject.toml and constraints.txt say; a second call costs little.
 
-    isthmus's own modules are compiled again if they have changed. `extras` are further optional
-    dependencies of pyproject.toml; what is there stays.
+    isthmus's own modules are compiled again if they have changed. `groups` are of the optional
+    dependencies in pyproject.toml; what is there stays.
     """
     if sys.version_info < (3, 11):  # noqa: UP036 - whoever starts this may have an older one
         raise SystemExit(f"isthmus needs Python 3.11 or newer; this is {sys.version.split()[0]}")
     import tomllib  # new in 3.11
 
     digest, *installed = _STAMP.read_text().split() if _STAMP.exists() else [""]
-    if PYTHON.exists() and digest == _digest() and {"dev", *extras} <= {"dev", *installed}:
+    there = {*installed, "train"} if "dev" in installed else {*installed}
+    if PYTHON.exists() and digest == _digest() and there.issuperset(groups):
         ensure_compiled()
         return
-    groups = ["dev", *sorted({*extras, *installed} - {"dev"})]
+    wanted = sorted({*groups, *installed})
     _say(f"setting up {VENV}")
     if not PYTHON.exists():
         _run([sys.executable, "-m", "venv", str(VENV)])
@@ -68,7 +69,7 @@ def ensure(*extras: str) -> None:
     options, variables = _pips_settings(PYTHON)
     uv = [tool("uv"), "pip"]
     python = ["--python", str(PYTHON), "--no-python-downloads"]
-    extra = [word for group in groups for word in ("--extra", group)]
+    extra = [word for group in wanted for word in ("--extra", group)]
     compiled = [*uv, "compile", "--quiet", *python, *options, *extra, "-c", str(CONSTRAINTS)]
     compiled += ["--format", "pylock.toml", "-o", str(_LOCK), str(ROOT / "pyproject.toml")]
     _LOCK.unlink(missing_ok=True)  # what stands there would be preferred
@@ -77,7 +78,7 @@ def ensure(*extras: str) -> None:
     _say(_download(tomllib.loads(_LOCK.read_text()), _there(uv)))
     _run([*uv, "install", "--preview-features", "pylock", *python, "-r", str(_LOCK)], variables)
     _install_own(PYTHON)
-    _STAMP.write_text("\n".join([_digest(), *groups]))
+    _STAMP.write_text("\n".join([_digest(), *wanted]))
 
 
 def tool(name: str) -> str:

@@ -15,7 +15,13 @@ class CommandError(IsthmusError):
     """A command cannot do what it was asked, or the run that it was about did not end well."""
 
     def __init__(
-        self, code: str, message: str, where: Where = None, details: str = "", hint: str = ""
+        self,
+        code: str,
+        message: str,
+        where: Where = None,
+        details: str = "",
+        hint: str = "",
+        brief: str = "",
     ) -> None:
         """Describe the error as both streams show it.
 
@@ -26,12 +32,14 @@ class CommandError(IsthmusError):
             details: For people, above the message: the lines with their carets, or how the command
                 is used.
             hint: For people; empty: the catalogue's.
+            brief: For people in place of the message, where the details say it already.
         """
         super().__init__(message)
         self.code = code
         self.where = where
         self.details = details
         self.hint = hint or CATALOGUE[code].hint
+        self.brief = brief
 
     @property
     def exit_code(self) -> int:

@@ -213,7 +213,8 @@ def preflight_failed(findings: list[Finding], errors: list[Finding]) -> CommandE
         f"{at}{errors[0].found}{more}",
         {"findings": [each.to_json() for each in findings]},
         details="\n\n".join(map(shown, findings)),
-        hint=errors[0].cure,
+        hint="" if len(errors) > 1 else errors[0].cure,
+        brief=f"{len(errors)} problems would fail a run" if len(errors) > 1 else "a run would fail",
     )
 
 

@@ -59,6 +59,7 @@ def _config(problems: list[Problem]) -> CommandError:
         f"{count}: {first}" if len(problems) == 1 else f"{count}, the first: {first}",
         [where(problem) for problem in problems],
         "\n".join(str(problem) for problem in problems),
+        brief=f"{count} in {', '.join(dict.fromkeys(each.source for each in problems))}",
     )
 
 

@@ -21,7 +21,6 @@ from isthmus.orchestrator.cli import log_text
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.views import (
     exit_code_of,
-    failure_view,
     outcome_view,
     reason_code,
     where_of,
@@ -70,7 +69,7 @@ def progress() -> Iterator[Callable[[control_pb2.Run | control_pb2.LogLine], Non
 
         yield show_plain
         return
-    notes, console = NoteLines(), live.console
+    notes, console = NoteLines(stays_in_table=EventKind.CHECKPOINT_WRITTEN), live.console
 
     def show(each: control_pb2.Run | control_pb2.LogLine) -> None:
         if isinstance(each, control_pb2.LogLine):
@@ -79,7 +78,7 @@ def progress() -> Iterator[Callable[[control_pb2.Run | control_pb2.LogLine], Non
             return
         for line in notes.new(each):
             console.print(Text(line, style="yellow"), soft_wrap=True)
-        live.update(LiveTable(each), refresh=True)
+        live.update(LiveTable(notes.without_told(each)), refresh=True)
 
     with INTERRUPTION.holding(), live:
         yield show
@@ -88,15 +87,24 @@ def progress() -> Iterator[Callable[[control_pb2.Run | control_pb2.LogLine], Non
 class NoteLines:
     """Finds what is noted of a run since it was seen last: a loss, a return, no checkpoint."""
 
-    def __init__(self) -> None:
-        """Nothing was seen yet."""
-        self._last = 0
+    def __init__(self, stays_in_table: str = "") -> None:
+        """Nothing was seen yet. Notes of one kind may stay in a table, which has the latest."""
+        self._last, self._stays = 0, stays_in_table
 
     def new(self, run: control_pb2.Run) -> list[str]:
         """Return a line a note that is new, each with its time."""
         new = [each for each in run.noted if each.sequence > self._last]
         self._last = max([self._last, *(each.sequence for each in new)])
-        return noted(new, [site.site for site in run.sites])
+        told = [each for each in new if each.kind != self._stays]
+        return noted(told, [site.site for site in run.sites])
+
+    def without_told(self, run: control_pb2.Run) -> control_pb2.Run:
+        """Return the run with the notes alone that stay in the table."""
+        shown = control_pb2.Run()
+        shown.CopyFrom(run)
+        del shown.noted[:]
+        shown.noted.extend(each for each in run.noted if each.kind == self._stays)
+        return shown
 
 
 class PlainProgress:
@@ -137,15 +145,19 @@ def finish(output: Output, run: control_pb2.Run, reader: RunReader) -> int:
     """
     summary, others = read_summary(run), _others(run, reader)
     if not output.as_json:
+        told = {} if run.state == control_pb2.RUN_STATE_SUCCEEDED else {"reason": ""}
         if summary is None:
-            print_run(run)
+            shown = control_pb2.Run()
+            shown.CopyFrom(run)
+            if told:  # the error says why
+                shown.ClearField("reason_code")
+            print_run(shown)
         else:
-            failure = failure_view(run.failure) if run.HasField("failure") else None
-            if failure is not None:
-                failure["message"] = and_others(failure["message"], others)
-            Console().print(RunSummary({**summary, "failure": failure}), crop=False)
+            Console().print(RunSummary({**summary, **told}), crop=False)
     if run.state == control_pb2.RUN_STATE_SUCCEEDED:
         exit_code = exit_code_of(run)
+        if exit_code and run.failure.log_path:
+            output.note(f"log: {run.failure.log_path}")
         if exit_code:
             output.note(f"hint: {CATALOGUE[run.reason_code].hint}")
         return output.result(outcome_view(run, summary), exit_code=exit_code)

@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem, shell_complete
 from isthmus.orchestrator.cli.command_errors import describe
 from isthmus.orchestrator.cli.output import CLOSED_PIPE, Output, discard_streams
 from isthmus.orchestrator.interruption import INTERRUPTION
+from isthmus.protos.catalogue import ExitCode
 
 # Read when grpc is imported: what it says of a connection beside that, we say in words.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -118,9 +119,8 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
-    epilog="Exit status: 0 ok, 1 the job failed, 2 usage or configuration, 3 preflight, "
-    "4 unreachable, 5 timed out, 6 cancelled, 7 ok with losses, 8 refused, 9 requirement not met, 70 our bug, "
-    "130 interrupted. Every command takes --json.",
+    epilog=f"Exit status: {', '.join(f'{code:d} {code.words}' for code in ExitCode)}, "
+    "130 interrupted, 143 terminated. Every command takes --json.",
 )
 @click.option(
     "--version",

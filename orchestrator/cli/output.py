@@ -82,7 +82,7 @@ class Output:
             self._last(envelope.failure(self.command, error.code, str(error), where))
         if error.details:
             self.note(error.details)
-        self.note(f"{click.style('error:', fg='red', bold=True)} {error}")
+        self.note(f"{click.style('error:', fg='red', bold=True)} {error.brief or error}")
         if isinstance(error.where, Mapping) and error.where.get("log_path"):
             self.note(f"log: {error.where['log_path']}")
         more = "" if error.code == "USAGE" else f" (more: isthmus explain {error.code})"

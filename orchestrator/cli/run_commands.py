@@ -17,7 +17,7 @@ from isthmus.orchestrator.cli.views import (
     event_line,
     log_line,
     log_view,
-    run_line,
+    run_lines,
     run_view,
 )
 from isthmus.orchestrator.client.coordinator_client import Client
@@ -45,7 +45,7 @@ def status(output: Output, choice: RunChoice, watch: bool, every: bool) -> int:
         raise click.UsageError("--all does not go with --watch")
     if every and not choice.run_id:
         runs = _all_runs(choice)
-        text = "\n".join(run_line(run) for run in runs) or "no runs"
+        text = run_lines(runs) if runs else "no runs"
         return output.result({"runs": [run_view(run) for run in runs]}, text)
     from isthmus.orchestrator.cli.display import print_run  # brings rich
 

@@ -15,7 +15,7 @@ import click
 from isthmus.orchestrator.api.errors import CommandError
 from isthmus.orchestrator.cli.options import RUN_NAME, Parsed, home_option, json_option, with_output
 from isthmus.orchestrator.cli.output import Output
-from isthmus.orchestrator.cli.views import run_line
+from isthmus.orchestrator.cli.views import run_lines
 from isthmus.orchestrator.client.run_reader import TERMINAL, known_run
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.run_folder.home import RunFolder, find_run, home_folder, run_folders
@@ -93,11 +93,9 @@ def list_runs(output: Output, home: Path | None) -> int:
     place = home_folder(home)
     kept = [kept_run(place, folder) for folder in run_folders(place)]
     views = [each.view() for each in kept]
-    text = "\n".join(
-        f"{formats.size(view['bytes']):>9}  {run_line(each.run)}"
-        for view, each in zip(views, kept, strict=True)
-    )
-    return output.result({"runs": views}, text or "no runs")
+    sizes = [formats.size(view["bytes"]) for view in views]
+    text = run_lines([each.run for each in kept], sizes) if kept else "no runs"
+    return output.result({"runs": views}, text)
 
 
 _yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")

@@ -18,7 +18,13 @@ from isthmus.orchestrator.cli.options import (
 )
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.run_folder.home import JOB, TOPOLOGY
-from isthmus.topology.presets.templates import DEFAULT_PRESET, PRESETS, job_yaml, topology_yaml
+from isthmus.topology.presets.templates import (
+    DEFAULT_PRESET,
+    PRESETS,
+    SCHEMAS,
+    job_yaml,
+    topology_yaml,
+)
 
 TABLE_WIDTH = 120
 """Where no terminal sets one."""
@@ -37,12 +43,16 @@ TABLE_WIDTH = 120
 def init(output: Output, folder: Path, preset: str, force: bool) -> int:
     """Write a commented topology.yaml and job.yaml into DIR; they run as they are."""
     texts = {folder / TOPOLOGY: topology_yaml(preset), folder / JOB: job_yaml(preset)}
+    from isthmus.topology.schemas.schema import write_schemas
+
     there = [str(path) for path in texts if path.exists()]
     if there and not force:
         raise CommandError("FILE_EXISTS", f"already there: {', '.join(there)}", {"files": there})
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
+    (folder / SCHEMAS).mkdir(exist_ok=True)
+    write_schemas(folder / SCHEMAS)
     files = [str(path) for path in texts]
     output.note(f"next: isthmus launch {folder / JOB}")
     return output.result({"files": files}, "\n".join(files))

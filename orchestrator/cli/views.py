@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isthmus.orchestrator.cli import log_text
@@ -13,6 +14,9 @@ from isthmus.orchestrator.runs.facts import to_json
 from isthmus.orchestrator.runs.told_facts import told_links, told_totals
 from isthmus.protos.catalogue import CATALOGUE, ExitCode
 from isthmus.protos.control.v1 import control_pb2
+
+_OWN_STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
+"""The time with which our own processes begin a line: the log's lines have one already."""
 
 
 def run_view(run: control_pb2.Run) -> dict[str, Any]:
@@ -132,10 +136,20 @@ def exit_code_of(run: control_pb2.Run) -> ExitCode:
     return CATALOGUE[reason_code(run)].exit_code
 
 
-def run_line(run: control_pb2.Run) -> str:
-    """Return one line of the list of runs."""
-    reason = f"  {run.reason_code}: {run.reason}" if run.reason_code else ""
-    return f"{run.run_id}  {formats.outcome(run):<9}  {formats.clock(run.created_wall_s)}  {run.name}{reason}"
+def run_lines(runs: Sequence[control_pb2.Run], sizes: Sequence[str] = ()) -> str:
+    """Return the list of runs under a heading; `sizes`: what each takes on the disk."""
+    rows = [["run", "state", "submitted", "name"]]
+    for run in runs:
+        reason = f"  {run.reason_code}: {run.reason}" if run.reason_code else ""
+        clock, name = formats.clock(run.created_wall_s), f"{run.name}{reason}"
+        rows.append([run.run_id, formats.outcome(run), clock, visible(name)])
+    widths = [max(len(row[at]) for row in rows) for at in range(3)]
+    ends = ["size", *sizes] if sizes else [""] * len(rows)
+    lines = []
+    for row, size in zip(rows, ends, strict=True):
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        lines.append("  ".join([f"{size:>8}", *cells, row[-1]] if sizes else [*cells, row[-1]]))
+    return "\n".join(lines)
 
 
 def log_view(line: control_pb2.LogLine) -> dict[str, Any]:
@@ -153,7 +167,8 @@ def log_line(line: control_pb2.LogLine, *, has_colour: bool) -> str:
     """Return a log line with its time and where it comes from before it."""
     source = f"{line.site}/{line.source}" if line.site else line.source
     stamp = f"{formats.clock(line.wall_s)} " if line.wall_s else ""
-    return visible(f"{stamp}{source} | ") + log_text.shown(line.text, has_colour=has_colour)
+    text = _OWN_STAMP.sub("", line.text) if stamp else line.text
+    return visible(f"{stamp}{source} | ") + log_text.shown(text, has_colour=has_colour)
 
 
 def event_line(event: RecordedEvent) -> str:

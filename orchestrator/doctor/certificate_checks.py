@@ -28,6 +28,10 @@ _KINDS: dict[type[Exception], str] = {
 
 def certificate_findings(names: Sequence[str], files: TlsFiles) -> list[Finding]:
     """Return what is wrong with the certificates of parties, by their names."""
+    if not Path(files.ca).exists() and not any(
+        Path(files.of(name).cert).exists() for name in names
+    ):
+        return [finding("no-certificates", ca=files.ca)]  # nobody has made any yet
     return [each for name in names for each in _of(name, files)]
 
 

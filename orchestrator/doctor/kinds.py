@@ -215,6 +215,9 @@ error certificate-foreign: {error}
 error certificate-not-yet: {error}
   without it the others refuse every connection
   sudo timedatectl set-ntp true; timedatectl timesync-status
+error no-certificates: there are no certificates yet: {ca} does not exist
+  the topology says `security: mtls`, and without certificates every connection is refused
+  isthmus certs init TOPOLOGY; where they were made on another machine, copy its folder here
 error certificate-missing: {error}
   without it the others refuse every connection
   isthmus certs issue {name}, where the authority is

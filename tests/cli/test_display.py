@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.orchestrator.cli.display import PLAIN_EVERY_S, PlainProgress
+from isthmus.orchestrator.cli.display import PLAIN_EVERY_S, NoteLines, PlainProgress
 from isthmus.orchestrator.cli.output import Output
-from isthmus.orchestrator.cli.views import event_line, run_line, run_view
+from isthmus.orchestrator.cli.views import event_line, log_line, run_lines, run_view
 from isthmus.orchestrator.coordinator.control_messages import event_from
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.live import MOST_LINKS
@@ -74,8 +74,8 @@ def test_without_a_terminal_each_phase_of_a_start_is_a_line(
     assert capsys.readouterr().err.splitlines() == [
         "FORMING  agents 0 of 2 (waits for a, b)",
         "FORMING  agents 2 of 2, gateways 0 of 2 (waits for a, b)",
-        "FORMING  agents 2 of 2, gateways 2 of 2, rendezvous 0 of 2 (waits for a, b)",
-        "FORMING  agents 2 of 2, gateways 2 of 2, rendezvous 2 of 2, first step",
+        "FORMING  agents 2 of 2, gateways 2 of 2, script starts (import torch) at a, b",
+        "FORMING  agents 2 of 2, gateways 2 of 2, joined 2 of 2, first step",
     ]
 
 
@@ -172,7 +172,18 @@ def test_a_success_with_losses_is_said_and_has_its_exit_status(
     assert f"WITH_LOSSES: {reason}" in told.out
     assert ("failure.allow_losses" in told.err) == (command == "wait")
     assert f"{formats.clock(1_700_000_000.5)} note: b is lost" in told.out
-    assert "SUCCEEDED WITH LOSSES" in run_line(run)
+    assert "SUCCEEDED WITH LOSSES" in run_lines([run])
+
+
+def test_a_failure_is_told_once_and_its_cause_comes_last(isthmus: Isthmus, home: Path) -> None:
+    run = a_failed_run("RANK_KILLED", "mine")
+    with serving(ScriptedCoordinator(runs=[run], watched=[control_pb2.Run()])) as address:
+        told = isthmus("wait", "mine", "--coordinator", address)
+    assert (told.out + told.err).count("rank 1 of b ended") == 1
+    assert (told.out + told.err).count("/logs/b/rank1.log") == 1
+    error, log, hint = told.err.splitlines()[-3:]
+    assert (error, log) == ("error: rank 1 of b ended", "log: /logs/b/rank1.log")
+    assert hint.startswith("hint: ")
 
 
 def test_numbers_that_json_does_not_have_are_null(capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,9 +207,32 @@ def test_a_failure_without_rank_or_site_says_null() -> None:
     assert run_view(a_run("ACTIVE"))["failure"] is None
 
 
+def test_on_a_terminal_the_latest_checkpoint_alone_stays() -> None:
+    run, notes = a_run("ACTIVE"), NoteLines(stays_in_table="checkpoint.written")
+    run.noted.add(sequence=1, wall_s=1.0, kind="site.lost", text="b is lost")
+    run.noted.add(sequence=2, wall_s=2.0, kind="checkpoint.written", text="step 5 is written")
+    assert [line.partition("note: ")[2] for line in notes.new(run)] == ["b is lost"]
+    assert [each.text for each in notes.without_told(run).noted] == ["step 5 is written"]
+    assert len(run.noted) == 2
+
+
+def test_a_line_of_a_log_has_one_time() -> None:
+    line = control_pb2.LogLine(site="b", source="agent", wall_s=1_700_000_000.0)
+    line.text = "2026-11-28 23:02:21,233 agent b: joined, generation 2"
+    stamp = formats.clock(1_700_000_000.0)
+    assert log_line(line, has_colour=False) == f"{stamp} b/agent | agent b: joined, generation 2"
+
+
+def test_the_list_of_runs_has_a_heading() -> None:
+    heading, line = run_lines([a_run("ACTIVE")], ["160KiB"]).splitlines()
+    assert heading.split() == ["size", "run", "state", "submitted", "name"]
+    assert heading.index("state") == line.index("ACTIVE")
+    assert "".join(line).split()[0] == "160KiB"
+
+
 def test_the_line_of_a_run_says_why_it_ended() -> None:
-    assert "RANK_KILLED: rank 1 of b ended" in run_line(a_failed_run("RANK_KILLED"))
-    assert run_line(a_run("ACTIVE")).endswith("test")
+    assert "RANK_KILLED: rank 1 of b ended" in run_lines([a_failed_run("RANK_KILLED")])
+    assert run_lines([a_run("ACTIVE")]).endswith("test")
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,12 @@ def test_good_ones_are_not_told_of(folder: Path) -> None:
     assert kinds(folder) == []
 
 
+def test_before_any_was_made_one_thing_is_said(tmp_path: Path) -> None:
+    ((kind, site, cure),) = kinds(tmp_path)
+    assert (kind, site) == ("no-certificates", None)
+    assert cure.startswith("isthmus certs init TOPOLOGY")
+
+
 def test_one_that_is_missing(folder: Path) -> None:
     (folder / "a.gateway.pem").unlink()
     cure = "isthmus certs issue a.gateway, where the authority is"

@@ -1,10 +1,9 @@
 """Templates of the commented topology and job that `isthmus init` writes for a preset."""
 
 from importlib import resources
-from pathlib import Path
 
-SCHEMA_FOLDER = Path(__file__).resolve().parent.parent / "schemas"
-"""The folder of this installation's JSON Schemas."""
+SCHEMAS = ".schemas"
+"""The folder beside the documents that has their JSON Schemas, for editors."""
 DEFAULT_PRESET = "three-coasts"
 PRESETS = {
     DEFAULT_PRESET: "Three sites in North America; runs here as it is.",
@@ -15,24 +14,23 @@ PRESETS = {
 """The presets by name, each described in one line."""
 
 
-def topology_yaml(preset: str = DEFAULT_PRESET, schema_folder: Path = SCHEMA_FOLDER) -> str:
+def topology_yaml(preset: str = DEFAULT_PRESET) -> str:
     """Return a preset's commented topology; KeyError if there is no such preset."""
-    return _headed("topology", preset, schema_folder)
+    return _headed("topology", preset)
 
 
-def job_yaml(preset: str = DEFAULT_PRESET, schema_folder: Path = SCHEMA_FOLDER) -> str:
+def job_yaml(preset: str = DEFAULT_PRESET) -> str:
     """Return a preset's commented job, for its topology beside it as `topology.yaml`."""
-    return _headed("job", preset, schema_folder)
+    return _headed("job", preset)
 
 
-def _headed(kind: str, preset: str, schema_folder: Path) -> str:
+def _headed(kind: str, preset: str) -> str:
     if preset not in PRESETS:
         raise KeyError(preset)
     file = resources.files(__package__).joinpath(f"{preset}.{kind}.yaml")
-    return f"{schema_line(kind, schema_folder)}{file.read_text(encoding='utf-8')}"
+    return f"{schema_line(kind)}{file.read_text(encoding='utf-8')}"
 
 
-def schema_line(kind: str, schema_folder: Path = SCHEMA_FOLDER) -> str:
-    """Return the first line of a document, which points editors to its schema."""
-    schema = schema_folder / f"{kind}.schema.json"
-    return f"# yaml-language-server: $schema={schema.as_uri()}\n"
+def schema_line(kind: str) -> str:
+    """Return the first line of a document, which points editors to its schema beside it."""
+    return f"# yaml-language-server: $schema={SCHEMAS}/{kind}.schema.json\n"

@@ -79,6 +79,11 @@ class FittingTable:
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = told(columns)
 
+    @property
+    def says_something(self) -> bool:
+        """Whether there is anything beside the rows' names."""
+        return len(self._columns) > 1
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
         columns: list[Column] = []

@@ -40,7 +40,7 @@ _WAITING = _STARTING | {control_pb2.RUN_STATE_UNSPECIFIED, control_pb2.RUN_STATE
 _PHASES = (
     ("agents", control_pb2.SITE_STATE_JOINED),
     ("gateways", control_pb2.SITE_STATE_PREPARED),
-    ("rendezvous", control_pb2.SITE_STATE_RUNNING),
+    ("joined", control_pb2.SITE_STATE_RUNNING),
 )
 """How a run starts: the state that a site has at least when it has passed the phase."""
 _NAMED = 4
@@ -114,7 +114,7 @@ def _step_s(run: control_pb2.Run) -> float | None:
 def _link_figures(run: control_pb2.Run) -> list[dict[str, Any]]:
     """Return the figures of each link that has some, as `link_columns` takes them."""
     links = zip(run.links, told_links(run), strict=True)
-    return [to_json(facts) for link, facts in links if link.latest]
+    return [to_json(facts) for link, facts in links if known(link.latest, metrics.SENT_BYTES)]
 
 
 def unbroken(text: str, width: int, style: str = "") -> Text:
@@ -152,7 +152,11 @@ def start_phases(run: control_pb2.Run) -> str:
                 ]
                 return f"{', '.join(told)} ({'; '.join(lines[:_NAMED])})"
             more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-            return f"{', '.join(told)} (waits for {', '.join(missing[:_NAMED])}{more})"
+            names = f"{', '.join(missing[:_NAMED])}{more}"
+            is_script = least == control_pb2.SITE_STATE_RUNNING
+            if is_script:
+                return f"{', '.join(told[:-1])}, script starts (import torch) at {names}"
+            return f"{', '.join(told)} (waits for {names})"
     return f"{', '.join(told)}, first step"
 
 
@@ -238,13 +242,11 @@ def _rate_of(link: Mapping[str, Any]) -> float:
 
 
 def plain_line(run: control_pb2.Run) -> str:
-    """Return the run in one line: its state, its figures, and while it starts or ended, why."""
+    """Return the run in one line: its state, its figures, and while it starts, how far it is."""
     parts = [formats.outcome(run), *_figures(run)]
     if phases := start_phases(run):
         parts.append(phases)
     parts += map(slow_words, slow_now(run))
-    if run.reason_code:
-        parts.append(f"{formats.words(run.reason_code)}: {formats.words(run.reason)}")
     return "  ".join(parts)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -29,7 +29,6 @@ from isthmus.orchestrator.evidence.view.live import (
 )
 from isthmus.orchestrator.runs.facts import known, ratio
 from isthmus.protos.control.v1 import control_pb2
-from isthmus.protos.failure import name_exit
 
 _CURVE_WIDTH = 40
 _MAX_SLOW = 20
@@ -53,7 +52,6 @@ class RunSummary:
         for period in periods[:_MAX_SLOW]:
             words = slow_words(control_pb2.SlowSite(**period))
             yield unbroken(words, options.max_width, style="yellow")
-        yield from _failure(summary.get("failure"), options.max_width)
         facts = Table.grid(padding=(0, 2))
         width = max(8, min(_CURVE_WIDTH, options.max_width - 32))
         curve = _curve(summary.get("losses") or [], width, ASCII if options.ascii_only else BLOCKS)
@@ -62,10 +60,12 @@ class RunSummary:
                 facts.add_row(Text(name, style="bold"), Text(fact))
         if facts.rows:
             yield facts
-        if sites := summary.get("sites"):
+        has_rates = summary.get("counts_tokens") is not False
+        if (table := _sites(summary.get("sites") or [], has_rates=has_rates)).says_something:
             yield Text()
-            yield _sites(sites, has_rates=summary.get("counts_tokens") is not False)
-        if links := summary.get("links"):
+            yield table
+        links = [each for each in summary.get("links") or [] if known(each, "sent_bytes")]
+        if links:
             shown = links_that_matter(links, MOST_LINKS)
             yield Text()
             yield FittingTable(link_columns(shown))
@@ -114,25 +114,6 @@ def _notes(summary: Mapping[str, Any]) -> list[str]:
     ]
     sites = [str(site.get("site")) for site in summary.get("sites") or []]
     return noted(notes, sites)
-
-
-def _failure(failure: Mapping[str, Any] | None, width: int) -> Iterator[Text]:
-    """Yield what broke first: where, how, and which log tells more."""
-    if not failure:
-        return
-    rank, exit_code = failure.get("rank"), failure.get("exit_code")
-    parts = [
-        f"site {formats.words(failure.get('site'))}" if failure.get("site") else "",
-        f"rank {rank}" if isinstance(rank, int) and rank >= 0 else "",
-        name_exit(exit_code) if isinstance(exit_code, int) and exit_code else "",
-        formats.words(failure.get("message")),
-    ]
-    said = ", ".join(part for part in parts if part)
-    text = unbroken(f"first failure: {said}", width, style="red")
-    text.stylize("bold", 0, len("first failure:"))
-    yield text
-    if log_path := formats.words(failure.get("log_path")):
-        yield Text(f"  log: {log_path}", style="red", no_wrap=True, overflow="ignore")
 
 
 def _curve(losses: Sequence[Sequence[float | None]], width: int, levels: str) -> str:
