@@ -53,25 +53,25 @@ _ENTRIES = (
     Entry(
         "INVALID_CONFIG",
         "A topology or job file has mistakes.",
-        "Mend each line named, then run `isthmus validate`.",
+        "Fix these lines, then run `isthmus validate`.",
         ExitCode.USAGE,
     ),
     Entry(
         "FILE_EXISTS",
         "A file would be overwritten.",
-        "Name another place, or pass --force.",
+        "Choose another path, or pass --force.",
         ExitCode.REFUSED,
     ),
     Entry(
         "FILE_CHANGED",
-        "A file is not what it was when the command began; it was left alone.",
-        "See who has changed it, then run the command again.",
+        "A file changed while the command was running, so it was not written.",
+        "Find out what changed it, then run the command again.",
         ExitCode.REFUSED,
     ),
     Entry(
         "FILE_ERROR",
         "A file or folder could not be read or written.",
-        "Check the path named, its permissions, and the free space.",
+        "Check that path, its permissions, and the free space.",
         ExitCode.REFUSED,
     ),
     Entry(
@@ -82,14 +82,14 @@ _ENTRIES = (
     ),
     Entry(
         "UNSAFE_FILE",
-        "A file that ought to be secret is not, or cannot be kept.",
-        "See who may read it; `chmod 600` it, or remove it so that it is made anew.",
+        "A secret file can be read by others, or cannot be written.",
+        "`chmod 600` it, or remove it so that a new one is made.",
         ExitCode.PREFLIGHT,
     ),
     Entry(
         "BAD_CERTIFICATE",
         "A certificate or key cannot be used.",
-        "See `isthmus certs show`; then `isthmus certs renew`, or name other files.",
+        "Run `isthmus certs show`; then `isthmus certs renew`, or use other files.",
         ExitCode.PREFLIGHT,
     ),
     Entry(
@@ -101,21 +101,21 @@ _ENTRIES = (
     ),
     Entry(
         "UNAUTHENTICATED",
-        "The caller did not show who it is.",
+        "The caller did not authenticate.",
         "Be the user who started the coordinator, or name a copy of its secret in "
         "$ISTHMUS_TOKEN_FILE.",
         ExitCode.REFUSED,
     ),
     Entry(
         "PERMISSION_DENIED",
-        "The caller is known, and may not do this.",
-        "See which role its certificate names: `isthmus certs show`.",
+        "The caller is not allowed to do this.",
+        "`isthmus certs show` prints the role in its certificate.",
         ExitCode.REFUSED,
     ),
     Entry(
         "PREFLIGHT_FAILED",
-        "A run would fail on this machine as it is.",
-        "`isthmus doctor TOPOLOGY --job JOB` shows all that is to be mended.",
+        "A run would fail on this machine.",
+        "`isthmus doctor TOPOLOGY --job JOB` lists everything that needs fixing.",
         ExitCode.PREFLIGHT,
     ),
     Entry(
@@ -127,12 +127,12 @@ _ENTRIES = (
     Entry(
         "STATE_LOCKED",
         "Another coordinator uses this state folder.",
-        "Stop that coordinator, or name another --state.",
+        "Stop that coordinator, or pass another --state.",
         ExitCode.REFUSED,
     ),
     Entry(
         "RUN_UNREADABLE",
-        "A run goes on at its sites, and this coordinator cannot lead it.",
+        "A run is still training at its sites, and this coordinator cannot lead it.",
         "Start it with the topology, the build and the folders that the run was launched with; or "
         "give the run up, which stops its sites: `isthmus coordinator --state DIR --abandon RUN`.",
         ExitCode.REFUSED,
@@ -140,18 +140,18 @@ _ENTRIES = (
     Entry(
         "ADDRESS_IN_USE",
         "Something else listens on this address.",
-        "Stop it, or name another --bind.",
+        "Stop it, or pass another --bind.",
         ExitCode.REFUSED,
     ),
     Entry(
         "COORDINATOR_UNREACHABLE",
         "No coordinator answers.",
-        "Check the address, and that the coordinator runs.",
+        "Check the address, and that the coordinator is running.",
         ExitCode.UNREACHABLE,
     ),
     Entry(
         "COORDINATOR_LOST",
-        "The coordinator ended while the run was going on.",
+        "The coordinator ended during the run.",
         "See its log. If `isthmus launch` started it: `isthmus launch JOB --resume`. Otherwise agents "
         "go on for a while: start it again with the same --state.",
         ExitCode.UNREACHABLE,
@@ -164,32 +164,32 @@ _ENTRIES = (
     ),
     Entry(
         "REFUSED",
-        "The request does not fit the state of things.",
+        "This cannot be done in the current state.",
         "See `isthmus status`.",
         ExitCode.REFUSED,
     ),
     Entry(
         "TIMED_OUT",
-        "It did not happen in time.",
+        "Timed out.",
         "Wait longer with --timeout, or see `isthmus status`.",
         ExitCode.TIMED_OUT,
     ),
     Entry(
         "CANCELLED",
         "The run was cancelled.",
-        "Launch it again when it is wanted.",
+        "Launch it again to continue.",
         ExitCode.CANCELLED,
     ),
     Entry(
         "WITH_LOSSES",
         "The run has succeeded with fewer sites than it began with, or without its last checkpoint.",
-        "See `isthmus report`; where that is well: failure.allow_losses: true in the topology.",
+        "See `isthmus report`; to accept losses, set failure.allow_losses: true in the topology.",
         ExitCode.WITH_LOSSES,
     ),
     Entry(
         "START_TIMED_OUT",
         "Not every site was up within failure.start_within; all were rolled back.",
-        "See the site named, or raise failure.start_within.",
+        "Check that site, or raise failure.start_within.",
         ExitCode.UNREACHABLE,
     ),
     Entry(
@@ -225,19 +225,19 @@ _ENTRIES = (
     Entry(
         "SCRIPT_FAILED",
         "A training script raised an exception, or ended with a status other than 0.",
-        "Mend the script: the log named ends with the traceback. Where the other sites are to go on "
+        "Fix the script: its log ends with the traceback. To let the other sites continue "
         "without that site: failure.on_script_error: go_on.",
         ExitCode.JOB_FAILED,
     ),
     Entry(
         "RANK_EXITED",
         "A training process ended for a fault of its machine, or of the network inside its site.",
-        "Read the log named, and check that machine.",
+        "Read its log, and check that machine.",
         ExitCode.JOB_FAILED,
     ),
     Entry(
         "RANK_STALLED",
-        "A training process hangs, or is stopped, while others wait for it.",
+        "A training process hangs while others wait for it.",
         "The message says where; the file named has the stacks of all its threads. If it was only "
         "slow, raise failure.stall_within.",
         ExitCode.JOB_FAILED,
@@ -272,7 +272,7 @@ _ENTRIES = (
     Entry(
         "GATEWAY_EXITED",
         "A gateway process ended.",
-        "Read the log named.",
+        "Read its log.",
         ExitCode.JOB_FAILED,
     ),
     Entry(
@@ -284,24 +284,24 @@ _ENTRIES = (
     Entry(
         "LAUNCH_FAILED",
         "A site could not start its processes.",
-        "Read the log named.",
+        "Read its log.",
         ExitCode.JOB_FAILED,
     ),
     Entry(
         "DATA_MISSING",
-        "Data that a job wants is not at a site, or is not what the job says.",
-        "Put it there, or mend path, url, digest and size under the job's `data`.",
+        "A job's data is missing at a site, or is not what the job describes.",
+        "Copy it there, or correct path, url, digest and size under the job's `data`.",
         ExitCode.JOB_FAILED,
     ),
     Entry(
         "PEER_LOST",
         "A gateway could not reach another site's gateway.",
-        "Check the link named.",
+        "Check that link.",
         ExitCode.UNREACHABLE,
     ),
     Entry(
         "PARAMETERS_DIFFER",
-        "The sites' parameters are not equal bit for bit any more.",
+        "The sites' parameters are no longer bit-identical.",
         "In the order of likelihood: the site named changes that parameter outside the optimizer, or "
         "its optimizer has other settings or skipped a step; it was frozen, thawed or put in place at "
         "one site only; an optimizer goes by the norm of a whole tensor (Muon, LAMB), and sites "
@@ -324,8 +324,8 @@ _ENTRIES = (
     ),
     Entry(
         "SITE_ENDED_EARLY",
-        "A site's script ended while others went on.",
-        "Give all sites as many steps, or let the others go on: failure.on_early_end: go_on, and "
+        "A site's script ended before the others'.",
+        "Give all sites the same number of steps, or let the others continue: failure.on_early_end: go_on, and "
         "failure.min_sites.",
         ExitCode.JOB_FAILED,
     ),
@@ -390,25 +390,25 @@ _ENTRIES = (
     Entry(
         "SITE_NOT_STARTED",
         "The agent of a site could not be started there, or did not join.",
-        "Do what is said of each site, then `isthmus up` again; what was up before stays up.",
+        "Fix each site listed, then run `isthmus up` again; what is running stays up.",
         ExitCode.UNREACHABLE,
     ),
     Entry(
         "SITE_NOT_ENDED",
-        "Nobody knows whether what ran at a site has ended.",
-        "See there; without a sign of life it ends by itself after failure.coordinator_within.",
+        "It is unknown whether a site's processes have ended.",
+        "Check that machine; without a coordinator they end after failure.coordinator_within.",
         ExitCode.UNREACHABLE,
     ),
     Entry(
         "NOT_UP",
-        "Nothing is up for the topology.",
+        "Nothing is running for this topology.",
         "`isthmus up TOPOLOGY` starts its coordinator and agents.",
         ExitCode.REFUSED,
     ),
     Entry(
         "NO_CHECKPOINT",
-        "There is no good checkpoint to go on from.",
-        "`isthmus checkpoints list` shows what there is; launch without --resume begins anew.",
+        "There is no valid checkpoint to resume from.",
+        "`isthmus checkpoints list` shows all of them; without --resume the run starts over.",
         ExitCode.REFUSED,
     ),
     Entry(

@@ -64,7 +64,7 @@ class UnauthenticatedError(IsthmusError):
 
 
 class PermissionDeniedError(IsthmusError):
-    """The caller is known, and may not do this."""
+    """The caller is not allowed to do this."""
 
     code = "PERMISSION_DENIED"
 

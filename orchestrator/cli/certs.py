@@ -139,7 +139,7 @@ def rotate_command(output: Output, folder: Path, finish: bool) -> int:
 @folder_option
 @with_output
 def revoke_command(output: Output, site: str, folder: Path) -> int:
-    """Have nobody believe the certificates any more that SITE has had up to now.
+    """Revoke every certificate that SITE has had up to now.
 
     A running coordinator takes the list over where it lies beside its ca.pem: it drops the site
     from its run, and all gateways break the site's connections. What is issued for SITE afterwards

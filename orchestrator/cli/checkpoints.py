@@ -28,7 +28,7 @@ choice_argument = click.argument("choice", metavar="[RUN|PATH]", default="")
 @click.group("checkpoints")
 @json_option
 def command() -> None:
-    """List, verify and export what was kept of a run."""
+    """List, verify and export a run's checkpoints."""
 
 
 @command.command("list")

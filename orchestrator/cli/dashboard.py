@@ -61,7 +61,7 @@ def command(
 
     Nothing can be changed there without --allow-actions.
 
-    The first line is its address, with a token, without which nothing is shown.
+    The first line is its address, with a token, without which it shows nothing.
     """
     require_dashboard()
     from isthmus.orchestrator.dashboard.access import Access, is_loopback, new_token

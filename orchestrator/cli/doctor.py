@@ -50,7 +50,7 @@ def command(
     overrides: tuple[str, ...],
     home: Path | None,
 ) -> int:
-    """Find what would fail a run on TOPOLOGY, or slow it down, and how to mend it.
+    """Find what would make a run on TOPOLOGY fail or slow down, and how to fix it.
 
     Looks at this machine, at the sites whose addresses it has; at those that --at leads to; and at
     the ways between them all.
@@ -107,5 +107,5 @@ def tell(output: Output, findings: list[Finding]) -> int:
     if errors:
         raise preflight_failed(findings, errors)
     plain = [each.to_json() for each in findings]
-    counted = "nothing to mend" if not findings else "a run would not fail on these"
+    counted = "no problems found" if not findings else "a run would not fail on these"
     return output.result({"findings": plain}, "\n\n".join(filter(None, [text, counted])))

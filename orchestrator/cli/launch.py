@@ -185,7 +185,7 @@ def command(
 def run(
     output: Output, script: Path, sites: int, ranks: int, home: Path | None, **options: object
 ) -> int:
-    """Train SCRIPT at several sites on this machine, without any file of YAML.
+    """Train SCRIPT at several sites on this machine, without YAML.
 
     ARGUMENTS are the script's. The topology and the job that are written can be launched, and
     changed, as any other.

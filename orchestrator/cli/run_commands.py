@@ -89,7 +89,7 @@ def _all_runs(choice: RunChoice) -> list[control_pb2.Run]:
     type=click.IntRange(1, 1_000_000),
     help="Only the last lines, this many of each source.",
 )
-@click.option("--since", "since_s", type=DURATION, help="Only lines of so long ago, as 5min.")
+@click.option("--since", "since_s", type=DURATION, help="Only lines since then, as 5min.")
 @click.option("--grep", "wanted", metavar="TEXT", default="", help="Only lines with this text.")
 def logs(
     output: Output,

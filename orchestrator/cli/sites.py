@@ -22,7 +22,7 @@ site_argument = click.argument("site", metavar="SITE")
 @click.group("sites")
 @json_option
 def command() -> None:
-    """Drop a site from a run that goes on, or have one take part."""
+    """Drop a site from a running run, or add one."""
 
 
 @command.command("drop")
@@ -46,7 +46,7 @@ def drop(output: Output, choice: RunChoice, site: str, checkpoint: bool, timeout
 @site_argument
 @run_options
 def add(output: Output, choice: RunChoice, site: str) -> int:
-    """Have SITE take part in RUN, by default the latest.
+    """Add SITE to RUN, by default the latest.
 
     It was dropped or lost, and is started as soon as its agent is there and nothing of the run is
     left at it; or the run did not begin with it.

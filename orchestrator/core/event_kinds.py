@@ -54,8 +54,8 @@ class EventKind(StrEnum):
 
     # what becomes of the run
     RUN_SUBMITTED = "run.submitted", "the run was submitted"
-    RUN_DEQUEUED = "run.dequeued", "the run's sites are free: it leaves the queue and starts"
-    RUN_PREPARING = "run.preparing", "every site has an agent: the gateways start next"
+    RUN_DEQUEUED = "run.dequeued", "the run's sites are free: it starts"
+    RUN_PREPARING = "run.preparing", "every site has an agent: gateways are starting"
     RUN_ACTIVE = "run.active", "all sites are up: training starts"
     RUN_RESUMED = "run.resumed", "the coordinator was restarted and has taken over the run"
     RUN_FIRST_STEP = (
@@ -148,8 +148,8 @@ class EventKind(StrEnum):
     )
     SITE_SILENT = (
         "site.silent",
-        "site {site} is silent: {message}; the run continues without it unless it is heard "
-        "from again",
+        "site {site} is silent: {message}; the run continues without it unless it answers "
+        "first",
     )
     SITE_LET_GO = (
         "site.let_go", "site {site} had finished the job and was released: the others continue",
@@ -218,14 +218,14 @@ class EventKind(StrEnum):
     PLAN_KEPT = "plan.kept", "the plan stays as it is: {why}"
     PLAN_RELAUNCH = "plan.relaunch", "a relaunch with a new plan would take {step_s} s a step", NOTE
     LINK_DRIFTED = (
-        "link.drifted", "link {source} → {target} is not as it was: the run is planned again"
+        "link.drifted", "link {source} → {target} has changed: the run is planned again"
     )
     LINK_FORGOTTEN = (
         "link.forgotten",
         "link {source} → {target} was measured long ago: the run is planned again",
     )
     SITES_UNEVEN = (
-        "sites.uneven", "sites compute unlike their parts of the batch: the run is planned again"
+        "sites.uneven", "sites are faster or slower than their share of the batch: the run is planned again"
     )
     SHARES_FIXED = (
         "shares.fixed", "sites keep their parts of the batch: the script divides its data", NOTE
@@ -253,7 +253,7 @@ class EventKind(StrEnum):
     EXPORTER_TROUBLE = "exporter.trouble", "an exporter has a problem", NOTE
 
     # how it ends
-    RUN_CANCEL_REQUESTED = "run.cancel_requested", "somebody wants the run to end: {message}"
+    RUN_CANCEL_REQUESTED = "run.cancel_requested", "cancellation requested: {message}"
     RUN_STOPPING = "run.stopping", "all sites are stopped: {reason}", NOTE
     RUN_ENDED = (
         "run.ended", "run {run} {state}: {reason}; {note}",

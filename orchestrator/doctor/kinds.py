@@ -149,7 +149,7 @@ error script-syntax: the entrypoint {script}: {error}
   python -m py_compile {quoted}
 error script-unreadable: the entrypoint {script}: {error}
   each rank runs it
-  ls -l {quoted}, then mend `entrypoint`, which begins at the job file's folder
+  ls -l {quoted}, then correct `entrypoint`, which begins at the job file's folder
 error script-unreadable/denied: the entrypoint {script}: {error}
   each rank runs it
   setfacl -m u:{user}:r {quoted}
@@ -169,10 +169,10 @@ error working-folder-missing: the working folder of the job file: {error}
 topology
 error working-folder-missing/named: the working folder {folder}: {error}
   each rank runs the script there
-  mend `working_folder: {folder}`, which begins at the job file's folder
+  correct `working_folder: {folder}`, which begins at the job file's folder
 error data-missing: no file matches {pattern!r}{reason}
   the shipped trainer reads all of it at each rank before the first step
-  ls {pattern}, then mend {written!r}: it begins at the job's folder
+  ls {pattern}, then correct {written!r}: it begins at the job's folder
 error data-unreadable: {error}
   the shipped trainer reads all of it at each rank before the first step
   setfacl -R -m u:{user}:rX {parent}
@@ -184,7 +184,7 @@ warning quicker-than-light/emulated: {file}:{line}: {message}
   isthmus validate {file}
 error coordinator-address-refused: no coordinator can listen on {endpoint}: {reason}
   `isthmus coordinator` binds it, and agents dial it
-  ss -ltnp 'sport = :{port}', then stop it, or mend `coordinator: {{bind: …}}`
+  ss -ltnp 'sport = :{port}', then stop it, or change `coordinator: {{bind: …}}`
 error token-unsafe: the file of this user's secret cannot be used: {error}
   whoever knows it may start and stop runs as this user
   rm -f {quoted}, so that it is made anew

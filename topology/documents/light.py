@@ -35,7 +35,7 @@ def too_quick_links(document: Document, topology: Topology) -> list[Problem]:
             message = (
                 f"{format_duration(rtt_s)} is less than light in fibre takes for the "
                 f"{format_distance(link.distance_km)} between {link.source!r} and "
-                f"{link.target!r}, {format_duration(least_s)} there and back: mend it, or the "
+                f"{link.target!r}, {format_duration(least_s)} there and back: correct it, or the "
                 + origin
             )
             may_be = topology.emulate or path[-2] == "measured"
