@@ -28,7 +28,7 @@ def test_a_finding_with_its_cure(isthmus: Isthmus, files: Path) -> None:
     assert first == [
         f"error: the entrypoint {files}/train.py: No such file or directory  [script-unreadable]",
         "    why: each rank runs it",
-        f"    cure: ls -l {files}/train.py, then mend `entrypoint`, which begins at the job file's "
+        f"    cure: ls -l {files}/train.py, then correct `entrypoint`, which begins at the job file's "
         "folder",
     ]
     told = isthmus("doctor", files / "topology.yaml", "--job", job, "--json").envelope["error"]

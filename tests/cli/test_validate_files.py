@@ -158,7 +158,7 @@ def test_a_script_that_joins_and_never_averages(
 def test_a_round_trip_that_is_shorter_than_lights(isthmus: Isthmus, folder: Path) -> None:
     told = (
         "10ms is less than light in fibre takes for the 3622km between 'oregon' and 'virginia', "
-        "35.49ms there and back: mend it, or the locations"
+        "35.49ms there and back: correct it, or the locations"
     )
     topology = folder / "topology.yaml"
     text = topology.read_text()
