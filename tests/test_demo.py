@@ -36,7 +36,7 @@ def test_the_last_line_is_the_report_of_the_run_that_was_launched(
     program.chmod(0o755)
     own = SimpleNamespace(
         ROOT=tmp_path,
-        ensure=lambda: None,
+        ensure=lambda *_: None,
         ensure_compiled=lambda: "compiled with cc",
         tool=lambda _: str(program),
     )
