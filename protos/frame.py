@@ -46,6 +46,9 @@ class Kind(IntEnum):
     """Warms up a connection; acknowledged and dropped. Part of no chunk."""
     HANDOVER = 4
     """A whole frame of an earlier epoch, made by `site`, for sites that may lack it."""
+    ROUND_ENDS = 5
+    """A site has taken all steps of the round: no other one begins a step in it. No payload, and
+    part of no chunk. Each gateway passes the first one of a round on to its other peers."""
 
 
 _KINDS = frozenset(Kind)

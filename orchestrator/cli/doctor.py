@@ -9,6 +9,7 @@ import click
 
 from isthmus.orchestrator.api.launching import preflight_failed, shown
 from isthmus.orchestrator.cli.options import (
+    DURATION,
     FILE,
     home_option,
     set_option,
@@ -38,6 +39,15 @@ from isthmus.topology.spec.suggest import did_you_mean, one_of
     help="Look at SITE elsewhere: COMMAND is Python there, as a='ssh a.example python'. "
     "May be repeated.",
 )
+@click.option(
+    "--burn-in",
+    "burn_in_s",
+    type=DURATION,
+    default=0.0,
+    metavar="DURATION",
+    help="Load the devices of each machine for as long, as 60s, and look whether they compute, copy "
+    "and add up rightly. Not while a run trains there.",
+)
 @set_option
 @home_option
 @with_output
@@ -47,6 +57,7 @@ def command(
     job: Path | None,
     site: str | None,
     reached: tuple[str, ...],
+    burn_in_s: float,
     overrides: tuple[str, ...],
     home: Path | None,
 ) -> int:
@@ -65,7 +76,7 @@ def command(
             raise click.UsageError(
                 f"{option}: {topology_path} has no site {name!r}{hint}; want {one_of(names)}"
             )
-    return tell(output, all_findings(examined, site, commands))
+    return tell(output, all_findings(examined, site, commands, burn_in_s=burn_in_s))
 
 
 def _command(text: str) -> tuple[str, list[str]]:

@@ -46,6 +46,7 @@ from isthmus.topology.spec.addresses import is_loopback
 from isthmus.topology.spec.errors import Problem
 from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.machine_facts import Wanted
+from isthmus.topology.spec.units import format_duration, format_rate
 from isthmus.topology.spec.world import Site, Topology
 
 _T = TypeVar("_T")
@@ -53,6 +54,8 @@ ANSWER_S = 60.0
 """Torch may have to be imported, from a slow disk."""
 _DEVICES = frozenset({"accelerators-missing", "accelerators-differ"})
 """Kinds of warnings that `launch` shows, too."""
+BURN_IN_S = 300.0
+"""What a burn-in may take beside the time that was asked for: its processes start."""
 REACH_S = 3.0
 """A connection that takes longer is not there."""
 
@@ -141,6 +144,8 @@ def all_findings(
     examined: Examined,
     only: str | None = None,
     reached: Mapping[str, Sequence[str]] | None = None,
+    *,
+    burn_in_s: float = 0.0,
 ) -> list[Finding]:
     """Return everything that is not as it should be, as far as it can be seen from this machine.
 
@@ -148,6 +153,7 @@ def all_findings(
         examined: What is examined.
         only: The site that this machine is; None: whichever sites' addresses are this machine's.
         reached: Sites that are elsewhere, and the command that is Python there.
+        burn_in_s: For how long the devices of each machine are loaded; 0: they are not.
     """
     topology, found = examined.topology, [_too_quick(each) for each in examined.too_quick]
     elsewhere = reached or {}
@@ -168,11 +174,36 @@ def all_findings(
         except NoAnswerError as error:
             found.append(_unexamined(only, str(error)))
         found += _checked(examined, seen)
+        if burn_in_s:
+            for examiner, machine in seen:
+                found += _burn_in(examiner, machine.name, burn_in_s)
     if topology.emulate and only is None:
         found += _emulation(topology)
     here = [site.name for _, each in seen if each.name == only for site in each.sites]
     found += _store(examined)
     return in_order([*found, *_certificates(topology, here, only), *_secret(only)])
+
+
+def _burn_in(examiner: Examiner, name: str | None, for_s: float) -> list[Finding]:
+    """Load a machine's devices; return which of them is wrong, and which is not."""
+    try:
+        burned = examiner.burn_in(for_s, for_s + BURN_IN_S)
+    except NoAnswerError as error:
+        return [_unexamined(name, str(error))]
+    return [
+        finding("device-wrong", name, device=each.device, index=each.index, problem=each.problem)
+        if each.problem
+        else finding(
+            "device-right",
+            name,
+            device=each.device,
+            index=each.index,
+            products=each.num_products,
+            for_=format_duration(for_s),
+            rate=format_rate(each.copy_bytes_per_s),
+        )
+        for each in burned
+    ]
 
 
 def _store(examined: Examined) -> list[Finding]:

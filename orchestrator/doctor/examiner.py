@@ -17,7 +17,7 @@ from typing import Any, Self
 from isthmus.protos.own_processes import own_command
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_fields import read_json, to_json
-from isthmus.topology.spec.machine_facts import Facts, Wanted
+from isthmus.topology.spec.machine_facts import Burned, Facts, Wanted
 from isthmus.topology.spec.world import PortRange
 
 FACTS = own_command("isthmus.sites.facts", "--serve")[1:]
@@ -122,6 +122,18 @@ class Examiner:
         }
         reason = self._ask(asked, 4 * within_s + 5.0).get("error")
         return None if reason is None else str(reason)
+
+    def burn_in(self, for_s: float, within_s: float) -> list[Burned]:
+        """Load the machine's devices for a while; return what became of each.
+
+        Raises:
+            NoAnswerError: as of `facts`.
+        """
+        answer = self._ask({"ask": "burn_in", "for_s": for_s}, within_s)
+        try:
+            return [read_json(Burned, each, on_unknown=lambda _: None) for each in answer["burned"]]
+        except (ConfigError, KeyError, TypeError, ValueError) as error:
+            raise NoAnswerError(f"it says {answer.get('error')!r:.200}") from error
 
     def _ask(self, question: Mapping[str, Any], within_s: float) -> dict[str, Any]:
         assert self._process.stdin is not None

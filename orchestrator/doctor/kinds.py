@@ -224,6 +224,13 @@ error certificate-missing: {error}
 error certificate-unusable: {error}
   without it the others refuse every connection
   isthmus certs renew {name}, where the authority is
+error device-wrong: {device} {index}: {problem}
+  what it computes goes into the parameters of all sites
+  keep its node out: drain it, then reset or replace the device
+note device-right: {device} {index}: {products} products of matrices had the same bits in {for_}; \
+copies to it and back reach {rate}
+  a rank may run there
+  nothing
 warning certificate-ends: {cert}: ends in {days} days
   without it the others refuse every connection
   isthmus certs renew {name}, where the authority is

@@ -8,6 +8,7 @@ each a JSON object, until stdin ends; so one process can be asked anything that 
     {"ask": "listen", "host": "10.0.0.5", "ports": [0, 0]}        -> {"port": 40123}
     {"ask": "reach", "source": "10.0.0.5", "host": "10.0.1.5", "port": 40123, "within_s": 3.0}
                                                                   -> {"rtt_s": 0.06, "error": null}
+    {"ask": "burn_in", "for_s": 60.0}                             -> {"burned": [{...}, ...]}
 
 With `--at HOST` it is another machine of the same site that answers, by ssh, as its agent starts
 that machine's supervisor.
@@ -78,6 +79,10 @@ def _answer(asked: dict[str, Any], echoes: list[Echo]) -> dict[str, Any]:
                 asked["source"], asked["host"], int(asked["port"]), float(asked["within_s"])
             )
             return {"rtt_s": rtt_s, "error": reason}
+        case "burn_in":
+            from isthmus.sites.facts.burn_in import burn_in  # brings torch
+
+            return {"burned": [*map(to_json, burn_in(float(asked["for_s"])))]}
     raise ValueError(f"unknown question {asked['ask']!r}")
 
 

@@ -40,7 +40,13 @@ from isthmus.sites.gateway.transfer.donors import bytes_per_s_to, donor
 from isthmus.sites.gateway.transfer.state_fetch import StateFetch
 from isthmus.sites.gateway.transfer.state_server import StateServer
 from isthmus.sites.local.entry_folder import entry_folder, remove_states
-from isthmus.sites.local.rank_messages import Members, Reduce, Reduced, StateProgress
+from isthmus.sites.local.rank_messages import (
+    Members,
+    Reduce,
+    Reduced,
+    RoundEnds,
+    StateProgress,
+)
 from isthmus.topology.spec.epoch import Handover, Runs
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_fields import to_json
@@ -159,7 +165,11 @@ class Gateway(EndingGateway):
         self._pool = Pool(max(2, min(_THREADS_MAX, usable_cores())))
         self._local = LocalServer(config, self)
         self._executor = Executor(
-            config, self._pool, on_reduced=self._reduced, on_failure=self.fail
+            config,
+            self._pool,
+            on_reduced=self._reduced,
+            on_failure=self.fail,
+            on_round_ends=lambda round_: self._local.tell_all(RoundEnds(round=round_)),
         )
         self._stalls = StallReports(config, write)
         self._server = ExchangeServer(config, self)
@@ -324,7 +334,7 @@ class Gateway(EndingGateway):
                 self._fetches = True
                 self._begin(self._take_state(announced))
         else:  # Ranks must know the members before any round can begin.
-            self._local.tell_members(announced)
+            self._local.tell_all(announced)
         executor = self._executor
         awaits_entry = bool(command.enters) and not follows
         ruling = command.epoch, command.from_round, command.plan, command.codecs
@@ -365,7 +375,7 @@ class Gateway(EndingGateway):
         }
         _log.info("fetched the training state of the other sites: %s", values)
         self._write({"op": "metric", "kind": ENTRY, "rank": -1, "step": -1, "values": values})
-        await asyncio.to_thread(self._local.tell_members, members)
+        await asyncio.to_thread(self._local.tell_all, members)
         self._stalls.note(lambda watch, now_s: watch.begin_anew(now_s))
         self._has_state = True
 
@@ -485,6 +495,13 @@ class Gateway(EndingGateway):
             write_residuals(path, residual, self._config.chunk_numel)
         except OSError as error:  # the rank's wait times out, and it reports that
             _log.warning("residuals cannot be written: %s", text_of(error))
+
+    def round_ends(self, message: RoundEnds) -> None:
+        """Tell the other sites that a round ends, or this site's ranks that it is passed over."""
+        if message.is_passed_over:
+            self._local.tell_all(message)
+        else:
+            self._executor.end_round(message.round)
 
     def passed(self, message: dict[str, Any]) -> None:
         """Pass a rank's message on to the agent."""

@@ -209,6 +209,17 @@ class Leave:
     """Whether the rank has averaged with other sites, or was not meant to."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundEnds:
+    """A round ends in which sites take steps of their own. Both ways: a gateway passes it on."""
+
+    op: ClassVar[str] = "round_ends"
+    round: Count
+    is_passed_over: bool = False
+    """The sender's site takes no part in the round: for the ranks of this site, from its first one.
+    Else another site has taken all of its steps."""
+
+
 # ---------------------------------------------------------------- gateway to rank
 
 
@@ -325,9 +336,10 @@ FromRank = (
     | RestoreResiduals
     | Metric
     | Digest
+    | RoundEnds
     | Leave
 )
-FromGateway = Welcome | Reduced | Members | Failure
+FromGateway = Welcome | Reduced | Members | RoundEnds | Failure
 """Messages of a gateway. A failure means that no collective will complete any more."""
 _FROM_RANK: Mapping[str, type[FromRank]] = {kind.op: kind for kind in get_args(FromRank)}
 _FROM_GATEWAY: Mapping[str, type[FromGateway]] = {
@@ -335,6 +347,7 @@ _FROM_GATEWAY: Mapping[str, type[FromGateway]] = {
     "welcome": Welcome,
     "reduced": Reduced,
     "members": Members,
+    "round_ends": RoundEnds,
 }
 
 

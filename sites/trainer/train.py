@@ -72,12 +72,14 @@ def _let_time_pass(site: Site, model: Gpt, corpus: Corpus) -> None:
         site, f"modelled compute: {step_s:.3f} s a step; the loss, {loss:.3f}, is of one real pass"
     )
     sampler = _sampler(site, corpus)
-    start = site.checkpoint(parallel, optimizer)
+    site.checkpoint(parallel, optimizer)
     clock.begin()
-    for step in range(start, config.steps):
+    for step in site.steps(config.steps):
         samples = sampler.draw()
         site.count_tokens(len(samples) * config.model.context)
         rate = take_modelled_step(parallel, optimizer, clock, config, step, samples)
+        if site.job.regime.is_open:
+            clock.begin()  # a round's wait for others hides no compute
         site.log(**{metrics.LEARNING_RATE: rate, **({metrics.LOSS: loss} if step == 0 else {})})
         if (step + 1) % SAY_EVERY_STEPS == 0:
             _say(site, f"step {step + 1}")
@@ -91,16 +93,17 @@ def _learn(site: Site, learner: Learner, corpus: Corpus) -> None:
     start = site.checkpoint(learner.saved, learner.optimizer)
     if start > 0:
         _say(site, f"goes on after step {start}")
-    for step in range(start, config.steps):
+    for step in site.steps(config.steps):
         samples = sampler.draw()
         site.count_tokens(len(samples) * learner.own_tokens)
         scaled = _scaled(config, site.learning_rate_scale)
         learner.optimizer.zero_grad()
         loss_sum, tokens = learner.learn(samples, sampler.most)
         norm, rate = apply_gradients(learner.clip, learner.optimizer, scaled, step)
-        _log_step(site, step + 1, StepResult(float(loss_sum), tokens, norm, rate))
-        if (step + 1) % config.evaluate_every == 0 or step + 1 == config.steps:
-            _log_evaluation(site, step + 1, learner, corpus)
+        _log_step(site, step, StepResult(float(loss_sum), tokens, norm, rate))
+        done = site.num_steps
+        if done // config.evaluate_every > step // config.evaluate_every or done == config.steps:
+            _log_evaluation(site, done, learner, corpus)
 
 
 def _scaled(config: Trainer, scale: float) -> Trainer:
@@ -159,7 +162,7 @@ def _check_text(site: Site, corpus: Corpus) -> None:
 
 
 def _log_step(site: Site, step: int, result: StepResult) -> None:
-    """Send the step's record; `step` counts completed ones."""
+    """Send the record of a step, which counts from 0."""
     loss = _site_mean(site, result.loss_sum, result.tokens)
     site.log(
         **{
@@ -168,8 +171,8 @@ def _log_step(site: Site, step: int, result: StepResult) -> None:
             metrics.LEARNING_RATE: result.learning_rate,
         }
     )
-    if step % SAY_EVERY_STEPS == 0:
-        _say(site, f"step {step}: loss {loss:.3f}")
+    if (step + 1) % SAY_EVERY_STEPS == 0:
+        _say(site, f"step {step + 1}: loss {loss:.3f}")
 
 
 def _log_evaluation(site: Site, step: int, learner: Learner, corpus: Corpus) -> None:

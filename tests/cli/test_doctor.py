@@ -103,3 +103,10 @@ def test_a_question_that_is_none_is_refused_and_the_next_one_answered() -> None:
         ["error"],
         ["error"],
     ]
+
+
+def test_a_burn_in_says_what_each_device_has_computed(isthmus: Isthmus, files: Path) -> None:
+    done = isthmus("doctor", files / "topology.yaml", "--burn-in", "100ms", "--json")
+    assert done.code == 0
+    (told,) = [each for each in done.envelope["data"]["findings"] if each["kind"] == "device-right"]
+    assert "products of matrices had the same bits in 100ms" in told["found"]

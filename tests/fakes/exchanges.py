@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from isthmus.protos.failure import Failure
-from isthmus.protos.frame import Frame, Packed, pack, unpack
+from isthmus.protos.frame import Frame, Kind, Packed, pack, unpack
 from isthmus.sites.codecs.codec import Floats
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.links.peer_links import Link
@@ -74,7 +74,7 @@ class _Wire:
         self._source, self._target, self._wire = source, target, wire
 
     def send(self, frame: Frame, raw_bytes: int) -> int:
-        assert raw_bytes > 0
+        assert raw_bytes > 0 or frame.key.kind is Kind.ROUND_ENDS
         data = pack(frame)
         self._wire.append(Sent(self._source, self._target, data))
         return len(data)
@@ -93,6 +93,8 @@ class Exchanges:
         self.wire: list[Sent] = []
         self.reduced: list[tuple[int, int, Reduced]] = []
         """Site, rank and what it was told."""
+        self.ended: list[tuple[int, int]] = []
+        """Site, and the round that it was told has ended."""
         self.failures: list[Failure] = []
         self.pools = [StepPool() for _ in ranks]
         self.exchanges = [
@@ -116,7 +118,11 @@ class Exchanges:
             self.reduced.append((site, rank, reduced))
 
         exchange = Executor(
-            config, self.pools[site], on_reduced=on_reduced, on_failure=self.failures.append
+            config,
+            self.pools[site],
+            on_reduced=on_reduced,
+            on_failure=self.failures.append,
+            on_round_ends=lambda round_: self.ended.append((site, round_)),
         )
         links = {
             (other, 0): _Wire(site, other, self.wire) for other in config.plan.neighbours(site)

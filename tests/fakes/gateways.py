@@ -175,6 +175,10 @@ class FakeGateways:
                 connection.regions[message["region"]] = np.frombuffer(memory, dtype=np.float32)
             case "reduce":
                 self._reduce(connection, message)
+            case "round_ends":
+                for other in self._connections:
+                    if (other.site == connection.site) == message["is_passed_over"]:
+                        other.send(**message)
             case "handed":
                 pass  # nobody here watches for ranks that do not come
             case "metric":

@@ -769,10 +769,13 @@ def reference_local_steps(
     num_steps: int,
     regime: Regime,
     fragments: Sequence[Iterable[tuple[str, int, int]]] | None = None,
+    schedule: Sequence[Sequence[int]] = (),
 ) -> tuple[list[list[float]], list[list[float]]]:
     """Train each site by itself, and all by an outer optimizer: an oracle in one process.
 
     `fragments` have the elements of parameters by name, from start to stop; None: one has all.
+    `schedule` has the steps of each site in each round; empty: all of them. 0: the site takes one,
+    which is lost but for what its optimizer keeps of it.
     Returns losses by step and data-parallel rank, and norms by step and site.
     """
     models = [net(seed=0) for _ in layouts]
@@ -794,6 +797,10 @@ def reference_local_steps(
         found.append([0.0] * sum(map(len, places)))
         norms.append([0.0] * len(layouts))
         for site, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            ended, place_in_round = divmod(step - 1, regime.sync_every)
+            taken = schedule[ended][site] if schedule else regime.sync_every
+            if place_in_round >= max(1, taken):
+                continue
             optimizer.zero_grad()
             tokens = [tokens_of(layouts[site], step - 1, place) for place in places[site]]
             for place, count in zip(places[site], tokens, strict=True):
@@ -804,7 +811,7 @@ def reference_local_steps(
             norms[-1][site] = float(nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM))
             optimizer.step()
             for each in outers:
-                each.weights[site] += sum(tokens)
+                each.weights[site] += sum(tokens) if taken else 0
         thetas = [[each.data.view(-1) for each in model.parameters()] for model in models]
         sent_at = step % regime.period == 0
         sent = outers[(step // regime.period - 1) % len(outers)] if sent_at else None

@@ -258,3 +258,16 @@ def test_nobody_waits_while_residuals_are_copied() -> None:
     assert told == [True], "who asked waited until all was copied"
     assert copied[key].tolist() == [1.0] * len(residual)
     assert not np.shares_memory(copied[key], residual)
+
+
+def test_the_end_of_a_round_reaches_every_site_once() -> None:
+    """Along the links of the plan's trees: leaves have none with each other."""
+    sites = Exchanges(ReductionPlan(4, (star(4, 1),), ""), "fp32", [1] * 4)
+    assert sites.exchanges[0].end_round(3)
+    assert not sites.exchanges[0].end_round(3)
+    while sites.wire:
+        sent = sites.wire.pop(0)
+        sites.deliver(sent.source, sent.target, sent.data)
+    assert sorted(sites.ended) == [(1, 3), (2, 3), (3, 3)]
+    assert not sites.exchanges[2].end_round(2), "it is past"
+    assert not sites.failures

@@ -542,3 +542,52 @@ def test_ranks_that_weigh_alike_weigh_as_their_mean_where_parts_are_uneven() -> 
     sampler.divide(0, (5, 4))
     sampler.draw()
     assert sampler.weight(True) == 2.5
+
+
+def open_samplers(*ranks: int) -> list[Sampler]:
+    return [
+        Sampler(
+            num_samples=1000,
+            shares=shares(*ranks, batch=12),
+            site=site,
+            rank=rank,
+            seed=5,
+            most_ahead=0,
+        )
+        for site, num_ranks in enumerate(ranks)
+        for rank in range(num_ranks)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_slow_sites_do_not_come_to_is_handed_out_in_the_next_round(seed: int) -> None:
+    """Each sample is used once; also those of a site that is lost amid it all."""
+    chance, length, lost_in = random.Random(seed), 4, 9
+    made = open_samplers(1, 2, 1)
+    used: list[int] = []
+    for round_ in range(40):
+        taken = {site: chance.randint(0, length) for site in range(3)}
+        if round_ >= lost_in:
+            del taken[2]
+        for sampler in made:
+            sampler.lose({2: lost_in * length} if round_ > lost_in else {})
+            for step in range(length):
+                is_wasted = step >= taken.get(sampler._site, 0)
+                if is_wasted and chance.random() < 0.5:
+                    break  # passed over, or ended early
+                drawn = sampler.draw().tolist()
+                used += [] if is_wasted else drawn
+                if step < length - 1:
+                    sampler.step()
+            sampler.end_round(length, taken)
+        alive = [each for each in made if each._site != 2 or round_ < lost_in]
+        assert len({str(each.used) for each in alive}) == 1
+    check_used_once(used, made[0].used, seed)
+
+
+def test_a_batch_that_is_fetched_ahead_of_a_round_is_refused() -> None:
+    sampler, *_ = open_samplers(1, 1)
+    batches = iter(sampler)
+    next(batches)
+    with pytest.raises(ScriptError, match="num_workers=0"):
+        next(batches)

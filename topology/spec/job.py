@@ -481,6 +481,12 @@ class Job(Section):
                 f"has no use with exchange.schedule: off, which exchanges nothing: want another "
                 f"schedule for {self.regime.kind}, or no regime",
             )
+        if self.regime.is_open and self.gradients_every:
+            raise KeyedError(
+                "verify.gradients_every",
+                "has all ranks compute one micro-batch of the same step, and with regime.min_steps "
+                "sites are in unlike ones: want one of both",
+            )
         replan = None if self.plan is None else self.plan.replan
         if self.plan is None or replan is None or replan.least_exact is None:
             return

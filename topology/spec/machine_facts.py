@@ -173,3 +173,20 @@ class Facts:
     numa: tuple[NumaDevice, ...] = ()
     """Cards, and the interfaces on which a process will listen, else that of the default route;
     empty where the machine has one NUMA node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burned:
+    """What became of a device that was loaded for a while."""
+
+    index: Count
+    """Its number on the machine."""
+    device: str
+    """Its name, or `cpu`."""
+    product: str = ""
+    """A checksum of what it computes; empty: it has not come to it."""
+    num_products: Count = 0
+    copy_bytes_per_s: float = 0.0
+    """How fast bytes have gone to it and back, at best."""
+    problem: str = ""
+    """What is wrong with it; empty: nothing was found."""

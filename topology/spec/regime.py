@@ -49,6 +49,7 @@ MOMENTUM = 0.9
 
 _KINDS_WITH = {
     "sync_every": LOCAL,
+    "min_steps": ("local_sgd", "diloco"),
     "outer": ("diloco", "streaming"),
     "fragments": ("streaming",),
     "delay": ("streaming",),
@@ -93,6 +94,9 @@ class Regime(Section):
     kind: Annotated[str, Key("kind", is_required=True), choice(KINDS)] = "sync"
     sync_every: Annotated[Count, Derived] = 1
     """Inner steps between two rounds; else 30."""
+    min_steps: Count | None = None
+    """Of local_sgd and diloco: rounds end when the fastest site has taken sync_every steps, and a
+    site counts that has taken so many. Else rounds wait for all sites."""
     outer: OuterOptimizer = OuterOptimizer()
     fragments: Annotated[int, Derived, Bounds(ge=1)] = 1
     """Of streaming: parts of the model that are exchanged in turn; else the largest divisor of
@@ -116,7 +120,11 @@ class Regime(Section):
         return regime_of(**given)
 
     def check(self) -> None:
-        """Refuse fragments that do not fit a round."""
+        """Refuse fragments, and fewest steps, that do not fit a round."""
+        if self.min_steps is not None and self.min_steps > self.sync_every:
+            raise KeyedError(
+                "min_steps", f"want at most sync_every, {self.sync_every}; got {self.min_steps}"
+            )
         if self.kind != "streaming":
             return
         period, parts = self.sync_every, self.fragments
@@ -148,6 +156,11 @@ class Regime(Section):
                     f"streaming: rounds of {self.sync_every} steps in {each}, "
                     f"back {self.delay} later"
                 )
+        if self.is_open:
+            return (
+                f"{self.kind}: rounds end when the fastest site has taken {self.sync_every} steps, "
+                f"and {self.min_steps} count"
+            )
         return f"{self.kind}: rounds of {self.sync_every} steps"
 
     @property
@@ -159,6 +172,11 @@ class Regime(Section):
     def is_local(self) -> bool:
         """Whether each site takes steps of its own between rounds."""
         return self.kind in LOCAL
+
+    @property
+    def is_open(self) -> bool:
+        """Whether rounds wait for nobody: sites take as many steps as each comes to."""
+        return self.min_steps is not None
 
     @property
     def period(self) -> int:
@@ -207,6 +225,7 @@ def regime_of(
     kind: str,
     *,
     sync_every: int | None = None,
+    min_steps: int | None = None,
     outer: OuterOptimizer = OuterOptimizer(),
     fragments: int | None = None,
     delay: int | None = None,
@@ -227,6 +246,7 @@ def regime_of(
     return Regime(
         kind=kind,
         sync_every=sync_every,
+        min_steps=min_steps,
         outer=outer,
         fragments=fragments,
         delay=delay,

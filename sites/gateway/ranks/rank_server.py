@@ -37,6 +37,7 @@ from isthmus.sites.local.rank_messages import (
     Reduced,
     Region,
     RestoreResiduals,
+    RoundEnds,
     Saving,
     StateProgress,
     Welcome,
@@ -207,6 +208,9 @@ class Ranks(Protocol):
             LocalProtocolError: the file is not a valid residual file.
         """
 
+    def round_ends(self, message: RoundEnds) -> None:
+        """A rank reports that a round ends: to the other sites, or to the ranks of this one."""
+
     def passed(self, message: dict[str, Any]) -> None:
         """Pass a message on to the agent."""
 
@@ -269,12 +273,12 @@ class LocalServer:
         if connection is not None:
             connection.send(reduced)
 
-    def tell_members(self, members: Members) -> None:
-        """Tell every rank who takes part in the run."""
+    def tell_all(self, message: Members | RoundEnds) -> None:
+        """Tell every rank who takes part in the run, or that a round ends."""
         with self._lock:
             connections = list(self._connections.values())
         for connection in connections:
-            connection.send(members)
+            connection.send(message)
 
     def fail_all(self, failure: Failure) -> None:
         """Tell every rank that no collective will complete any more."""
@@ -408,6 +412,8 @@ class LocalServer:
                 self._ranks.keep_residuals(rank, Path(message.path))
             case RestoreResiduals():
                 self._ranks.restore_residuals(Path(message.path))
+            case RoundEnds():
+                self._ranks.round_ends(message)
             case Metric(kind=metrics.NON_FINITE) if self._config.non_finite == "stop":
                 raise NonFiniteError(message.labels.get(metrics.REASON, ""))
             case Metric() | Digest():

@@ -33,8 +33,9 @@ from isthmus.protos.errors import (
     failure_of,
 )
 from isthmus.protos.failure import Failure
-from isthmus.protos.frame import Frame, Packed, checksum_of, pack
+from isthmus.protos.frame import ChunkKey, Frame, Kind, Packed, checksum_of, pack
 from isthmus.sites.codecs.codec import Floats
+from isthmus.sites.codecs.registry import EXACT
 from isthmus.sites.gateway.config import GatewayConfig, GatewayId
 from isthmus.sites.gateway.links.peer_links import Link
 from isthmus.sites.gateway.reduction.admission import Admission, Handovers
@@ -111,12 +112,19 @@ class Executor:
         *,
         on_reduced: Callable[[int, Reduced], None],
         on_failure: Callable[[Failure], None],
+        on_round_ends: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Both callbacks come from any thread; `on_failure` must not block."""
+        """Callbacks come from any thread; `on_failure` must not block.
+
+        `on_round_ends` is told of a round of which another site has taken all steps.
+        """
         self._config = config
         self._pool = pool
         self._on_reduced = on_reduced
         self._on_failure = on_failure
+        self._on_round_ends = on_round_ends
+        self._ended_round = -1
+        """Latest round of which some site has taken all steps."""
         self._condition = threading.Condition()
         """Guards everything below. Notified when a round's plan becomes known."""
         self._is_closed = False
@@ -382,6 +390,21 @@ class Executor:
             if chunk.deliver(chunk.own):
                 self._pool.submit(order, partial(self._work, chunk))
 
+    def end_round(self, round_: int, sender: GatewayId | None = None) -> bool:
+        """Tell peers that a site has taken all steps of a round; return whether that is new.
+
+        `sender` is the peer that has said so; None: a local rank.
+        """
+        with self._condition:
+            if round_ <= self._ended_round:
+                return False
+            self._ended_round, epoch = round_, self._epochs.number
+        key = ChunkKey(round_, 0, 0, self._config.site_index, Kind.ROUND_ENDS)
+        for peer, link in self._admission.links.items():
+            if peer != sender:
+                link.send(Frame(key, epoch, EXACT.number, 0, 0, 0, 0.0, b""), 0)
+        return True
+
     def receive(self, sender: GatewayId, frame: Frame) -> None:
         """Accept a peer's frame, and sum its chunk if it was the last one missing; never waits.
 
@@ -390,6 +413,10 @@ class Executor:
         Raises:
             IsthmusError: the peer may not send this frame.
         """
+        if frame.key.kind is Kind.ROUND_ENDS:
+            if self.end_round(frame.key.round, sender):
+                self._on_round_ends(frame.key.round)
+            return
         with self._condition:
             if self._is_closed:
                 raise PeerLostError("this gateway is stopping", self._config.site)

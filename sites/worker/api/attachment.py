@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -220,6 +221,11 @@ class Attachment:
                 f"site.all_reduce: the job's regime is {self._regime.kind}, which needs "
                 "site.attach(model, optimizer), and what is averaged by hand may be gradients: "
                 "call that first, give all_reduce exact=True, or say `regime: sync`"
+            )
+        if self._regime.is_open and now.hook:
+            raise RuntimeError(
+                "site.all_reduce: with regime.min_steps sites are not in the same step, so nothing "
+                "is averaged by hand: leave it out, or leave out min_steps"
             )
         shard = None if now.agreement is None else now.agreement.hook.shard_in(tensors)
         if shard is not None:
@@ -446,7 +452,9 @@ class Attachment:
 
         def take_rounds() -> list[Round]:
             landed = [] if now.loop is None else now.loop.take_rounds()
-            return [*hook.take_rounds(), *landed]
+            own, landing = hook.take_rounds(), self._steps.landing
+            is_lost = landing is not None and landing.is_passed_over
+            return landed if is_lost else [*own, *landed]
 
         # In sync all has crossed before the first one steps; else a step ends with the last one.
         counted = optimizers[0 if self._regime.is_sync else -1]
@@ -501,10 +509,24 @@ class Attachment:
         self._now.undo.append(refuse_scaler(optimizers, scaler_refusal(kind)))
         if self._regime.is_local:
             from isthmus.sites.worker.regimes.local_steps import LocalSteps
+            from isthmus.sites.worker.regimes.open_steps import OpenSteps
             from isthmus.sites.worker.regimes.streaming import Streaming
 
             self._averaging.missing_sites.delay_steps = self._regime.delay
-            loop = (Streaming if kind == "streaming" else LocalSteps)(
+            make: Callable[..., LocalSteps] = LocalSteps
+            if kind == "streaming":
+                make = Streaming
+            elif self._regime.is_open:
+                self._check_open()
+                make = partial(
+                    OpenSteps,
+                    link=self._averaging.link,
+                    missing_sites=self._averaging.missing_sites,
+                    gives_numbers=lambda: self._steps.gives_numbers,
+                    deadline_s=self._averaging.deadline_s,
+                    tell=self._tell,
+                )
+            loop = make(
                 hook,
                 buckets,
                 models,
@@ -530,6 +552,24 @@ class Attachment:
         self._steps.before_end, self._steps.after_end = loop.before_end, loop.after_end
         return loop
 
+    def _check_open(self) -> None:
+        """Refuse rounds that wait for nobody where one rank cannot decide for the site.
+
+        Raises:
+            RuntimeError: the site has several gateways.
+        """
+        context = self._context
+        if 0 < context.welcome.ranks_per_gateway < context.world_size:
+            raise RuntimeError(
+                f"regime.min_steps: site {context.site} has several gateways, which do not hear of "
+                "each other's ranks: leave min_steps out, or let the site have one gateway"
+            )
+
+    def _tell(self, reason: str) -> None:
+        """Tell people something of this site, from its first rank."""
+        if self._context.rank == 0:
+            self._records.record_problem(metrics.TROUBLE, self._steps.num_steps, reason)
+
     def _warn(self, reason: str) -> None:
         """Tell people something, which all sites would say alike."""
         if self._context.rank == self._context.index == 0:
@@ -539,9 +579,9 @@ class Attachment:
         """Whether what this site makes of its data counts."""
         return not self._members.is_catching_up
 
-    def _num_sites(self) -> int:
-        """Return how many sites take part, as all ranks know it alike."""
-        return self._context.num_sites - len(self._averaging.missing_sites.gone())
+    def _num_sites(self, ahead: int) -> int:
+        """Return how many sites take part so many steps after the next one, alike at all ranks."""
+        return self._context.num_sites - len(self._averaging.missing_sites.gone(ahead=ahead))
 
     def _copy_state(self) -> None:
         """Copy what is to be saved of the step that has ended."""

@@ -44,7 +44,7 @@ class Averaging:
     ) -> None:
         """Average nothing yet."""
         self._context = context
-        self._link = link
+        self.link = link
         self._members = members
         self._steps = steps
         self._records = records
@@ -69,7 +69,7 @@ class Averaging:
     @property
     def missing_sites(self) -> MissingSites:
         """Who takes part, as results tell it."""
-        return self._link.missing_sites
+        return self.link.missing_sites
 
     @property
     def has_begun(self) -> bool:
@@ -111,7 +111,7 @@ class Averaging:
             self._pipeline.close()
 
     @property
-    def _deadline_s(self) -> float:
+    def deadline_s(self) -> float:
         """For every wait.
 
         A peer that is gone is noticed by the gateway; this bounds what is slow, as compilation is.
@@ -127,11 +127,11 @@ class Averaging:
         context, exchange = self._context, self._context.spec.job.exchange
         self.encoder = self._make_encoder()
         return BucketPipeline(
-            self._link,
+            self.link,
             self._transfer(self.collectives),
             rank=context.rank,
             world_size=context.world_size,
-            deadline_s=self._deadline_s,
+            deadline_s=self.deadline_s,
             overlaps=exchange.schedule != "serial",
             encoder=self.encoder,
             shared=self.shared,

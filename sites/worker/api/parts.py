@@ -79,7 +79,7 @@ class Parts:
         for listener in (  # in this order at the end of each step
             checkpointing.check_not_stale,
             attachment.end_step,
-            data.end_step,
+            lambda step: data.end_step(step, steps.landing),
             rejoining.end_step,
             data.scale_rates,
         ):

@@ -78,9 +78,16 @@ class Rejoining:
 
     def end_step(self, step: int) -> None:
         """Do what is due after this step for sites that rejoin."""
-        num_rounds = self._averaging.pipeline.num_rounds
-        has_landed = self._regime.meets_at(step)
-        for change in self._members.end_step(num_rounds, self._notice_steps, has_landed=has_landed):
+        landing, num_rounds = self._steps.landing, self._averaging.pipeline.num_rounds
+        if landing is not None and landing.is_followed:
+            num_rounds = landing.round + 1
+        changes = self._members.end_step(
+            num_rounds,
+            self._notice_steps,
+            has_landed=self._regime.meets_at(step),
+            num_steps=1 if landing is None else landing.num_steps,
+        )
+        for change in changes:
             if isinstance(change, Divided):
                 self._data.divide(change.step, change.shares)
             elif self._entry is not None:

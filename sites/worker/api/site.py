@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsFloat
 
@@ -265,6 +265,23 @@ class Site:
             RuntimeError: as `grad_norm`.
         """
         return self._parts.attachment.clip_grad_norm_(max_norm, loss_scale)
+
+    def steps(self, until: int) -> Iterator[int]:
+        """Return the numbers of the steps to take, from 0 up to `until`: what a script loops over.
+
+        After `attach` and `checkpoint`: begins with the run's first step, or where it goes on. With
+        `regime.min_steps` a round may end before this site has taken all of its steps; numbers go
+        on after that round then. So have learning rates and evaluations go by these numbers.
+
+        Raises:
+            ScriptError: the loop's body has taken no step of the optimizer.
+        """
+        return self._parts.steps.numbers(until)
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps of the run have ended, at this site."""
+        return self._parts.steps.num_steps
 
     def count_tokens(self, tokens: int) -> None:
         """Add to the tokens behind this rank's gradient: its weight in the average.

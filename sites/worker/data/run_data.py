@@ -15,6 +15,7 @@ from isthmus.sites.worker.data.learning_rates import LearningRates
 from isthmus.sites.worker.data.sampler import Sampler
 from isthmus.sites.worker.exchange.missing_sites import MissingSites
 from isthmus.sites.worker.exchange.rank_context import RankContext
+from isthmus.sites.worker.exchange.rounds import Landing
 from isthmus.sites.worker.exchange.step_records import TokenCount
 from isthmus.topology.spec.batch_rule import FullBatch
 from isthmus.topology.spec.shares import Shares
@@ -90,6 +91,7 @@ class RunData:
             replicas=None if sharing is None else len(sharing),
             seed=seed,
             notice_steps=self._missing_sites.notice_steps,
+            **({"most_ahead": 0} if self._regime.is_open else {}),
         )
         if not context.rejoins:
             sampler.begin_without(late)
@@ -106,8 +108,11 @@ class RunData:
 
     # ---------------------------------------------------------------- steps
 
-    def end_step(self, step: int) -> None:
-        """Count a step: who took part in it, and which samples it has used."""
+    def end_step(self, step: int, landing: Landing | None = None) -> None:
+        """Count a step: who took part in it, and which samples it has used.
+
+        `landing`: with it a round has ended that waited for nobody.
+        """
         if not self._is_divided and self._sampler is None and self._context.rank == 0:
             self._is_divided, sizes = (
                 True,
@@ -115,10 +120,16 @@ class RunData:
             )
             if sizes[0] < sizes[1] and (data := sampled_by_site(*sizes)):
                 self._report(metrics.SITE_SAMPLER, data)
-        self._missing_sites.end_step(has_landed=self._regime.lands_at(step))
+        if landing is None:
+            self._missing_sites.end_step(has_landed=self._regime.lands_at(step))
+        elif not landing.is_passed_over:  # else that was noted when it ended
+            self._missing_sites.end_step(num_steps=landing.num_steps, round_=landing.round)
         if self._sampler is not None:
             self._sampler.lose(self._missing_sites.absent())
-            self._sampler.step()
+            if landing is None:
+                self._sampler.step()
+            else:
+                self._sampler.end_round(self._regime.sync_every, landing.taken)
 
     def scale_rates(self, _: int = 0) -> None:
         """Have learning rates go with the batch of those sites that take part in the next step.

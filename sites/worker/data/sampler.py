@@ -82,6 +82,7 @@ class Sampler:
         seed: int,
         replicas: int | None = None,
         notice_steps: int = NOTICE_STEPS,
+        most_ahead: int = FETCHED_AHEAD,
     ) -> None:
         """Start at the run's first sample.
 
@@ -93,6 +94,8 @@ class Sampler:
             seed: names the orders.
             replicas: of the site, whose ranks share data; None: each rank has its own.
             notice_steps: after a loss, in which all ranks hear of it.
+            most_ahead: batches that may be drawn for later steps; 0: how many steps a site takes
+                in a round is not known before its end.
 
         Raises:
             ValueError: there are no samples.
@@ -105,6 +108,7 @@ class Sampler:
         self._rank = rank
         self._replicas = replicas
         self._notice_steps = notice_steps
+        self._most_ahead = most_ahead
         self._key = key_of(seed)
         self._first = DataPositions()
         self._drawn: deque[_Drawn] = deque()
@@ -121,6 +125,10 @@ class Sampler:
         """When each site was away, one absence after another."""
         self._divisions: list[tuple[int, tuple[int, ...]]] = []
         """From which steps on sites get other parts of the batch, and which; rising."""
+        self._round_start = 0
+        """The first step of the round, where `end_round` ends them."""
+        self._not_taken: dict[int, deque[range]] = {}
+        """Steps of the latest rounds that a site has not come to."""
         self._before_first: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -153,7 +161,12 @@ class Sampler:
         Raises:
             ScriptError: more is fetched ahead than there is notice of the loss of a site.
         """
-        if self._num_drawn - self._num_used > FETCHED_AHEAD and len(self.shares.ranks) > 1:
+        if self._num_drawn - self._num_used > self._most_ahead and len(self.shares.ranks) > 1:
+            if not self._most_ahead:
+                raise ScriptError(
+                    "site.sampler: a batch was fetched ahead, and with regime.min_steps a round "
+                    "may end before that: let the data loader have num_workers=0"
+                )
             raise ScriptError(
                 f"site.sampler: more than {FETCHED_AHEAD} batches were fetched ahead, and of the "
                 "loss of another site ranks may hear too late for that: let num_workers x "
@@ -161,6 +174,16 @@ class Sampler:
             )
         before_first, self._before_first = self._before_first, lambda: None
         before_first()
+        positions = self._draw()
+        step = self._num_drawn - 1
+        if any(each.is_away(step) for each in self._absences.get(self._site, ())):
+            # It catches up, and nothing of what it makes of its data counts.
+            return positions[:1]
+        own = self._own(step)
+        return positions[own.start : own.stop]
+
+    def _draw(self) -> Positions:
+        """Draw the next step's batch of all sites, and return its positions."""
         step, gone = self._num_drawn, self._gone(self._num_drawn)
         before = self._drawn[-1].after if self._drawn else self._first
         for site, absence in self._all_absences():
@@ -171,11 +194,7 @@ class Sampler:
         self._num_drawn += 1
         if len(self._drawn) > self._num_drawn - self._num_used + self._notice_steps:
             self._first = self._drawn.popleft().after
-        if any(each.is_away(step) for each in self._absences.get(self._site, ())):
-            # It catches up, and nothing of what it makes of its data counts.
-            return positions[:1]
-        own = self._own(step)
-        return positions[own.start : own.stop]
+        return positions
 
     @property
     def most(self) -> int:
@@ -298,6 +317,35 @@ class Sampler:
             ScriptError: several are drawn for each step.
         """
         self._num_used = min(self._num_used + 1, self._num_drawn)
+        self._note_used()
+
+    def end_round(self, num_steps: int, taken: Mapping[int, int]) -> None:
+        """Note that a round of so many steps has ended, of which sites took as many as they could.
+
+        What they have not come to is in the next batch. Right after the round, at all ranks alike.
+
+        Args:
+            num_steps: of the round.
+            taken: steps of each site that had a part in it; others are lost, or catch up.
+
+        Raises:
+            ScriptError: several batches are drawn for each step.
+        """
+        start, self._round_start = self._round_start, self._round_start + num_steps
+        while self._num_drawn < self._round_start:
+            self._draw()
+        self._num_used = self._round_start
+        last = self._drawn[-1]
+        for site, steps in sorted(taken.items()):
+            rest = range(start + steps, self._round_start)
+            parts = self._parts_in(site, rest)
+            last = replace(last, after=last.after.with_holes(parts))
+            latest = self._not_taken.setdefault(site, deque(maxlen=self._notice_steps))
+            latest.append(rest)
+        self._drawn[-1] = last
+        self._note_used()
+
+    def _note_used(self) -> None:
         drawn, used = self._at_first_step = self._at_first_step or (self._num_drawn, self._num_used)
         self._since_then = self._num_drawn - drawn, self._num_used - used
         if self._since_then[0] - self._since_then[1] > self._notice_steps:
@@ -427,9 +475,17 @@ class Sampler:
 
     def _parts_of(self, site: int, absence: _Absence, steps: range) -> list[int]:
         """Return the positions of a site in some steps of an absence, from its first one on."""
-        first = self._num_drawn - len(self._drawn)
+        not_taken = [step for rest in self._not_taken.get(site, ()) for step in rest]
         found = [*absence.before]
-        for step in range(max(0, steps.start), steps.stop):
+        for step in sorted({*range(max(0, steps.start), steps.stop)} - {*not_taken}):
+            found += self._parts_in(site, range(step, step + 1))
+        return found
+
+    def _parts_in(self, site: int, steps: range) -> list[int]:
+        """Return the positions that were handed out to a site in some of the latest steps."""
+        first = self._num_drawn - len(self._drawn)
+        found: list[int] = []
+        for step in steps:
             drawn = self._drawn[step - first]
             part = self._shares(step).of_site(site, drawn.gone)
             if site not in drawn.gone:

@@ -41,6 +41,7 @@ from isthmus.sites.local.rank_messages import (
     Reduced,
     ReductionTimes,
     Region,
+    RoundEnds,
     Welcome,
     decode_from_gateway,
     encode,
@@ -60,6 +61,8 @@ class Link(Protocol):
 
     missing_sites: MissingSites
     """Who takes part, as results tell it."""
+    on_round_ends: Callable[[RoundEnds], None]
+    """Told of rounds that end, from a thread of the link's own."""
 
     def start(
         self,
@@ -88,6 +91,7 @@ class AloneLink:
     def __init__(self, world_size: int = 1) -> None:
         """Hold no regions yet. `world_size` is the site's."""
         self.missing_sites = MissingSites()
+        self.on_round_ends: Callable[[RoundEnds], None] = lambda _: None
         self._world_size = world_size
         self._regions: dict[int, npt.NDArray[np.float32]] = {}
         self._on_reduced: Callable[[Reduced], None] = lambda _: None
@@ -185,6 +189,7 @@ class GatewayLink:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._send_timeout_s = send_timeout_s
         self.missing_sites = MissingSites()
+        self.on_round_ends: Callable[[RoundEnds], None] = lambda _: None
         self._sending = threading.Lock()
         self._closed = False
         self._listening = False
@@ -332,6 +337,9 @@ class GatewayLink:
             while (message := self._receive()) is not None:
                 if isinstance(message, Members):
                     on_members(message)
+                    continue
+                if isinstance(message, RoundEnds):
+                    self.on_round_ends(message)
                     continue
                 reduced = _as_result(message)
                 self.missing_sites.note(reduced)

@@ -123,15 +123,16 @@ class MemberHistory:
         notice_steps: Callable[[Sequence[str]], int],
         *,
         has_landed: bool = True,
+        num_steps: int = 1,
     ) -> list[Change]:
-        """Count a step of this process, at whose end so many rounds have begun.
+        """Count a step of this process, or several, at whose end so many rounds have begun.
 
         Nothing changes unless sites hold the same after it: `has_landed`. Once all know of sites
         that have caught up, these take part as many steps later as `notice_steps` says of them: the
         same at all ranks. No lock is held then, for it may be an average over sites.
         """
         with self._condition:
-            self._num_steps += 1
+            self._num_steps += num_steps
             if not has_landed:
                 return []
             known = (at for at, since in self._known_from.items() if since <= num_rounds)

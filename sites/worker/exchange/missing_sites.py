@@ -63,15 +63,21 @@ class MissingSites:
                 if reduced.round >= first:
                     self._missing[each.site] = max(each.from_round, int(first))
 
-    def end_step(self, *, has_landed: bool = True) -> None:
+    def end_step(
+        self, *, has_landed: bool = True, num_steps: int = 1, round_: int | None = None
+    ) -> None:
         """Count a step: all results of it are there, or of the one `delay_steps` before.
 
-        `has_landed`: a round has ended with it; else its data are in a later one.
+        Args:
+            has_landed: a round has ended with it; else its data are in a later one.
+            num_steps: of the run, of which this site may have taken fewer.
+            round_: that has ended; None: the latest one with results.
         """
         with self._lock:
-            self._num_steps += 1
+            self._num_steps += num_steps
             if has_landed:
-                self._rounds.append((self._first_step - self.delay_steps, self._round))
+                latest = self._round if round_ is None else round_
+                self._rounds.append((self._first_step - self.delay_steps, latest))
                 self._first_step = self._num_steps
 
     def absent(self) -> dict[int, int]:
@@ -117,8 +123,8 @@ class MissingSites:
                 if first == math.inf:
                     self._rejoined[site] = round_
 
-    def gone(self, step: int | None = None) -> frozenset[int]:
-        """Return the sites that all ranks do without in a step; None: in the next one."""
+    def gone(self, step: int | None = None, *, ahead: int = 0) -> frozenset[int]:
+        """Return the sites that all ranks do without in a step; None: `ahead` of the next one."""
         absent = self.absent()
-        at = self._num_steps if step is None else step
+        at = self._num_steps + ahead if step is None else step
         return frozenset(site for site, since in absent.items() if since + self.notice_steps <= at)

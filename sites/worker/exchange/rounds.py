@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -113,6 +113,26 @@ class RoundTerms:
 
 PLAIN = RoundTerms()
 """A weighted mean of what is no gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landing:
+    """A round has ended in which sites took steps of their own, and as many as each came to."""
+
+    step: int
+    """Of the run, the same at all sites."""
+    num_steps: int
+    """Steps of the run since this site's one before."""
+    round: int
+    taken: Mapping[int, int]
+    """Steps that each site took, of those that took part: the same at all ranks. 0: it was passed
+    over."""
+    own: int
+    """Steps of this site."""
+    is_passed_over: bool = False
+    """This site was."""
+    is_followed: bool = False
+    """The next round has ended, too, while this site was in one step."""
 
 
 @dataclass(slots=True)

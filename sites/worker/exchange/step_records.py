@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from isthmus.protos.errors import ScriptError
 from isthmus.sites.local.rank_messages import Digest, Metric, Reduced
 from isthmus.sites.worker.exchange.gateway_link import Link
 from isthmus.sites.worker.exchange.rank_pace import RankPace
-from isthmus.sites.worker.exchange.rounds import Bucket, Round
+from isthmus.sites.worker.exchange.rounds import Bucket, Landing, Round
 from isthmus.sites.worker.exchange.tensor_hashes import ParameterHashes
 from isthmus.topology.spec.step_parts import step_parts
 
@@ -123,9 +123,13 @@ class StepLog:
         self._hook: RemovableHandle | None = None
         """In the optimizer whose steps are the run's."""
         self._listeners: list[Callable[[int], None]] = []
-        self.before_end: Callable[[int], None] = lambda _: None
+        self.before_end: Callable[[int], Landing | None] = lambda _: None
         """Called when an optimizer has stepped, before that is recorded as the end of a step, with
-        how many there are then."""
+        how many there are then. Returns a round that has ended without waiting for anybody."""
+        self.landing: Landing | None = None
+        """What that has returned for the latest step."""
+        self.gives_numbers = False
+        """The script takes the numbers of steps from here: `numbers`."""
         self.take_inputs: Callable[[], int] = lambda: 0
         """Returns a hash of what models were called with in a step; 0: it tells nothing."""
         self.num_own: Callable[[], int] = lambda: 0
@@ -159,6 +163,23 @@ class StepLog:
         self.num_steps = num_steps
         self._start_s = self._now_s()
 
+    def numbers(self, until: int) -> Iterator[int]:
+        """Yield the number of each step that is to be taken, from 0: `Site.steps`.
+
+        Raises:
+            ScriptError: the loop's body has taken no step.
+        """
+        self.gives_numbers = True
+        before = -1
+        while (step := self.num_steps) < until:
+            if step == before:
+                raise ScriptError(
+                    f"site.steps: step {step} was begun again, for the optimizer that site.attach "
+                    "was given has not stepped in it"
+                )
+            before = step
+            yield step
+
     def listen(self, listener: Callable[[int], None]) -> None:
         """Call `listener` after each step, with how many there were."""
         self._listeners.append(listener)
@@ -181,12 +202,16 @@ class StepLog:
         self._start_s = self._now_s()
 
         def end_step(*_: Any) -> None:  # noqa: ANN401 - torch's own arguments
-            self.before_end(self.num_steps + 1)
-            self.end_step(take_rounds())
-            self._send_digest(hashes)
-            for listener in self._listeners:
-                listener(self.num_steps)
-            self.after_end()
+            is_over = False
+            while not is_over:
+                self.landing = landing = self.before_end(self.num_steps + 1)
+                is_over = landing is None or not landing.is_followed
+                self.end_step(take_rounds())
+                if is_over:
+                    self._send_digest(hashes)
+                for listener in self._listeners:
+                    listener(self.num_steps)
+                self.after_end()
 
         self._hook = optimizer.register_step_post_hook(end_step)
         return end_step
@@ -202,7 +227,7 @@ class StepLog:
         parts = step_parts(start_s, end_s, [each.times for each in rounds])
         crossed = [each for each in rounds if each.crosses]
         own = [each for each in rounds if not each.crosses] or crossed
-        self.num_steps += 1
+        self.num_steps += 1 if self.landing is None else self.landing.num_steps
         if self._sends and is_kept(self.num_steps, self._timeline_every):
             for metric in timeline_of(self.num_steps, start_s, end_s, rounds):
                 self._link.send(metric)
@@ -231,6 +256,8 @@ class StepLog:
         }
         if self.counts and (num_own := self.num_own()):
             self._values[metrics.SITE_SAMPLES] = float(num_own)
+        if self.landing is not None and self.counts:
+            self._values[metrics.ROUND_STEPS] = float(self.landing.own)
         if crossed:
             self._values[metrics.ROUND] = float(self._last_round)
         gradients = [each for each in crossed if each.terms.is_gradient]

@@ -67,6 +67,20 @@ class UsedFlags:
             is_gradient=False,
         )
 
+    def submit_numbers(
+        self, pipeline: BucketAverages, numbers: torch.Tensor
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Send other numbers in place of the flags: as many at all ranks, and not weighed."""
+        return pipeline.submit(
+            [numbers],
+            layout_of_labels([f"{numbers.numel()} numbers"]),
+            exact=True,
+            number=self._number,
+            sharing=self._sharing,
+            factors=[1.0],
+            is_gradient=False,
+        )
+
     def wait(self) -> None:
         """Wait for the result; on CUDA this stream does. The next round has the same memory."""
         self._future.wait()

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.checks.module_hooks import ModuleHook
-from isthmus.sites.worker.exchange.rounds import Round
+from isthmus.sites.worker.exchange.rounds import Landing, Round
 from isthmus.sites.worker.exchange.sharding import laid_out_as, local_of
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
 from isthmus.sites.worker.regimes.outer_buckets import Entry, OuterBuckets
@@ -58,7 +58,7 @@ class LocalSteps:
         optimizers: Sequence[Optimizer],
         regime: Regime,
         *,
-        num_sites: Callable[[], int],
+        num_sites: Callable[[int], int],
         counts: Callable[[], bool],
         warn: Callable[[str], None],
     ) -> None:
@@ -70,7 +70,8 @@ class LocalSteps:
             models: that are trained.
             optimizers: the inner ones, in the order in which they step.
             regime: a local kind.
-            num_sites: returns how many sites take part, the same at all ranks.
+            num_sites: returns how many sites take part, the same at all ranks, so many steps after
+                the next one.
             counts: whether this site takes part now; else it only gets results.
             warn: tells people something.
         """
@@ -236,11 +237,12 @@ class LocalSteps:
             for each, of, momentum in zip(self._buckets.buckets, parameters, momenta, strict=True)
         ]
 
-    def before_end(self, step: int) -> None:
+    def before_end(self, step: int) -> Landing | None:
         """Meet the other sites, if a round ends with this step."""
         self._note_step(step)
         if self._regime.lands_at(step):
             self._meet()
+        return None
 
     def _note_step(self, step: int) -> None:
         self._step, self._common, self._has_moved, self._is_over = step, {}, True, True
@@ -272,7 +274,7 @@ class LocalSteps:
 
     def _set_rates(self, shards: Sequence[OuterShard]) -> None:
         """Have a round of these shards, which begins now, end with the outer step of this step."""
-        rates = Rates(*self._regime.outer_rates(self._step, self._num_sites()))
+        rates = Rates(*self._regime.outer_rates(self._step, self._num_sites(0)))
         for each in shards:
             each.rates = rates
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from isthmus.sites.checkpoint.training_state import OuterState
-from isthmus.sites.worker.exchange.rounds import Round
+from isthmus.sites.worker.exchange.rounds import Landing, Round
 
 
 class RegimeLoop(OuterState, Protocol):
@@ -15,8 +15,11 @@ class RegimeLoop(OuterState, Protocol):
     max_norm: float
     """To which the script clips gradients, as far as it is known."""
 
-    def before_end(self, step: int) -> None:
-        """Do what belongs to a step that an optimizer has just taken, counted from 1."""
+    def before_end(self, step: int) -> Landing | None:
+        """Do what belongs to a step that an optimizer has just taken, counted from 1.
+
+        Returns a round that has ended with it, if such wait for nobody.
+        """
 
     def after_end(self) -> None:
         """Do what is due between two steps, once all have heard of the step."""

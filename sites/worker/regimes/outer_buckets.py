@@ -177,6 +177,29 @@ class OuterBuckets:
         wait(self._site_collectives.all_reduce(total))
         return total
 
+    def turnout_of(self, num_steps: int) -> torch.Tensor:
+        """Return numbers that tell how many steps the site has taken: for `exchange`."""
+        numbers = torch.zeros(self._num_sites, dtype=torch.float32, device=self._device)
+        if dist.get_rank() == 0:
+            numbers[self._site] = 1.0 + num_steps
+        return numbers
+
+    def site_sums(self, numbers: Sequence[float]) -> list[float]:
+        """Return the sums of numbers over the ranks of the site: a collective."""
+        total = torch.tensor(numbers, dtype=torch.float64, device=self._device)
+        wait(self._site_collectives.all_reduce(total))
+        found: list[float] = total.tolist()
+        return found
+
+    @property
+    def next_round(self) -> int:
+        """The number of the round that is to begin next."""
+        return self._pipeline.num_rounds
+
+    def check(self) -> None:
+        """Raise the first error of the exchange, if there was one."""
+        self._pipeline.check()
+
     @property
     def can_wait(self) -> bool:
         """Whether the ranks can still bring a result to all of them: they have process groups."""
@@ -266,6 +289,7 @@ class OuterBuckets:
         flats: Mapping[str, torch.Tensor],
         work: Sequence[ShardWork],
         since: Callable[[], str],
+        turnout: torch.Tensor | None = None,
     ) -> Round:
         """Exchange what this rank holds, by what is done to its shard of each bucket in turn.
 
@@ -276,6 +300,8 @@ class OuterBuckets:
             flats: as `send`.
             work: for each of `buckets`.
             since: says, where a value is not finite, since when it may not be.
+            turnout: numbers that are not weighed, by the same number of each rank; they become the
+                sums over all ranks, divided by all tokens. None: there are none, at any rank.
         """
         terms = RoundTerms(
             is_gradient=True,
@@ -288,6 +314,9 @@ class OuterBuckets:
         self._pipeline.begin(tokens, terms)
         pairs = zip(self.buckets, work, strict=True)
         futures = [self._submit(each, flats, of) for each, of in pairs]
+        if turnout is not None:
+            assert self._flags is not None, "agree comes first"
+            futures.append(self._flags.submit_numbers(self._pipeline, turnout))
         finished = self._pipeline.wait()
         for future in futures:
             future.wait()

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from isthmus.sites.worker.exchange.rounds import Round
+from isthmus.sites.worker.exchange.rounds import Landing, Round
 from isthmus.sites.worker.regimes.local_steps import LocalSteps, written
 from isthmus.sites.worker.regimes.outer_buckets import OuterBucket, Pieces
 
@@ -72,13 +72,14 @@ class Streaming(LocalSteps):
         super()._begin()
         self._fragments = self._buckets.fragments(self._regime.fragments)
 
-    def before_end(self, step: int) -> None:
+    def before_end(self, step: int) -> Landing | None:
         """Have the fragment land that is due."""
         self._note_step(step)
         if self._regime.delay == 0:
             self._send()
         if self._regime.lands_at(step):
             self._land()
+        return None
 
     def after_end(self) -> None:
         """Send the fragment that is due, unless all fragments have just crossed."""
