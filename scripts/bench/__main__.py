@@ -14,7 +14,7 @@ from pathlib import Path
 
 WHATS = (
     *("checkpoint_stall", "codecs", "convergence", "gateways"),
-    *("gpu", "planner", "predictions", "regimes"),
+    *("gpu", "planner", "predictions", "regimes", "unlike"),
 )
 
 

@@ -38,7 +38,12 @@ from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.rounds import Round
 from isthmus.sites.worker.exchange.sharding import is_sharded
 from isthmus.sites.worker.exchange.site_averages import BucketAverages
-from isthmus.sites.worker.exchange.step_records import Hashes, StepLog, TokenCount
+from isthmus.sites.worker.exchange.step_records import (
+    Hashes,
+    StepLog,
+    StepNumbers,
+    TokenCount,
+)
 from isthmus.sites.worker.exchange.tensor_hashes import ParameterHashes, hashes_of
 from isthmus.sites.worker.layouts.ddp_hook import DdpHook
 from isthmus.sites.worker.layouts.gradient_hook import GradientHook
@@ -94,6 +99,7 @@ class Attachment:
         self._steps = steps
         self._records = records
         self.tokens = TokenCount()
+        self.numbers = StepNumbers(steps)
         self._regime = context.spec.job.regime
         self._now = _Current()
         self._former: WeakSet[Optimizer] = WeakSet()
@@ -522,7 +528,7 @@ class Attachment:
                     OpenSteps,
                     link=self._averaging.link,
                     missing_sites=self._averaging.missing_sites,
-                    gives_numbers=lambda: self._steps.gives_numbers,
+                    gives_numbers=lambda: self.numbers.are_used,
                     deadline_s=self._averaging.deadline_s,
                     tell=self._tell,
                 )

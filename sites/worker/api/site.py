@@ -276,7 +276,7 @@ class Site:
         Raises:
             ScriptError: the loop's body has taken no step of the optimizer.
         """
-        return self._parts.steps.numbers(until)
+        return self._parts.attachment.numbers.until(until)
 
     @property
     def num_steps(self) -> int:

@@ -128,8 +128,6 @@ class StepLog:
         how many there are then. Returns a round that has ended without waiting for anybody."""
         self.landing: Landing | None = None
         """What that has returned for the latest step."""
-        self.gives_numbers = False
-        """The script takes the numbers of steps from here: `numbers`."""
         self.take_inputs: Callable[[], int] = lambda: 0
         """Returns a hash of what models were called with in a step; 0: it tells nothing."""
         self.num_own: Callable[[], int] = lambda: 0
@@ -162,23 +160,6 @@ class StepLog:
         """Go on counting after steps that a checkpoint has."""
         self.num_steps = num_steps
         self._start_s = self._now_s()
-
-    def numbers(self, until: int) -> Iterator[int]:
-        """Yield the number of each step that is to be taken, from 0: `Site.steps`.
-
-        Raises:
-            ScriptError: the loop's body has taken no step.
-        """
-        self.gives_numbers = True
-        before = -1
-        while (step := self.num_steps) < until:
-            if step == before:
-                raise ScriptError(
-                    f"site.steps: step {step} was begun again, for the optimizer that site.attach "
-                    "was given has not stepped in it"
-                )
-            before = step
-            yield step
 
     def listen(self, listener: Callable[[int], None]) -> None:
         """Call `listener` after each step, with how many there were."""
@@ -304,6 +285,33 @@ class StepLog:
                 round=self._last_round,
             )
         )
+
+
+class StepNumbers:
+    """The numbers of the steps that a script is to take: what it loops over."""
+
+    def __init__(self, steps: StepLog) -> None:
+        """Go by what `steps` counts."""
+        self._steps = steps
+        self.are_used = False
+        """The script has asked for them."""
+
+    def until(self, stop: int) -> Iterator[int]:
+        """Yield the number of each step, from 0, that is to be taken: `Site.steps`.
+
+        Raises:
+            ScriptError: the loop's body has taken no step.
+        """
+        self.are_used = True
+        before = -1
+        while (step := self._steps.num_steps) < stop:
+            if step == before:
+                raise ScriptError(
+                    f"site.steps: step {step} was begun again, for the optimizer that site.attach "
+                    "was given has not stepped in it"
+                )
+            before = step
+            yield step
 
 
 def is_kept(step: int, every: int) -> bool:
