@@ -26,6 +26,7 @@ from isthmus.protos.errors import DeadlineExceededError, IsthmusError
 from isthmus.sites.local.rank_messages import RoundEnds
 from isthmus.sites.worker.exchange.gateway_link import Link
 from isthmus.sites.worker.exchange.rounds import Landing, Round
+from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
 from isthmus.sites.worker.regimes.round_clock import RoundClock
 
 _NEVER = (math.inf, -1)
@@ -59,14 +60,12 @@ class OpenRounds:
         self,
         clock: RoundClock,
         link: Link,
+        buckets: OuterBuckets,
         *,
         is_first: bool,
         is_lone: bool,
-        site_sums: Callable[[list[float]], list[float]],
-        next_round: Callable[[], int],
         pass_over: Callable[[], PassedOver],
         counts: Callable[[], bool],
-        check: Callable[[], None],
         deadline_s: float,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -75,31 +74,29 @@ class OpenRounds:
         Args:
             clock: of the site; only the first rank's decides.
             link: tells of rounds that end, and is told.
+            buckets: what crosses in rounds.
             is_first: this is the site's first rank.
             is_lone: it is the only one.
-            site_sums: adds up numbers over the ranks of the site: a collective.
-            next_round: returns the number of the round that is to begin next.
             pass_over: takes a round with nothing, from a thread of this.
             counts: whether the site takes part; else it catches up: it takes all steps, and gets
                 results only.
-            check: raises the first error of the exchange.
             deadline_s: for every wait.
             now_s: the clock.
         """
         self._clock = clock
         self._link = link
         self._is_first, self._is_lone = is_first, is_lone
-        self._site_sums = site_sums
-        self._next_round = next_round
+        self._buckets = buckets
         self._pass_over = pass_over
         self._counts = counts
-        self._check = check
         self._deadline_s = deadline_s
         self._now_s = now_s
         self._changed = threading.Condition()
         """Guards all below, and the clock."""
         clock.begin_round(now_s())
         clock.begin_step(now_s())
+        self._round = math.inf
+        """The number of the round that the clock is of; infinity: the first step has not ended."""
         self._ended_round = -1
         """The latest round of which another site has taken all steps."""
         self._told_round = -1
@@ -143,22 +140,24 @@ class OpenRounds:
             self._clock.end_step(self._now_s())
             if self._is_first:
                 turn = self._decide()
-                is_fastest = turn is Turn.TAKE_PART and self._clock.has_all and self._counts()
-                if turn is Turn.TAKE_PART and not (is_fastest or self._clock.has_ended):
-                    self._says_so = self._clock.overdue_s, self._next_round()
+                takes_part = turn is Turn.TAKE_PART and self._counts()
+                is_fastest = takes_part and self._clock.has_all
+                if takes_part and not (is_fastest or self._clock.has_ended):
+                    self._says_so = self._clock.overdue_s, self._buckets.next_round
                     self._changed.notify_all()
         if is_fastest:
-            self._link.send(RoundEnds(round=self._next_round()))
-        return turn if self._is_lone else Turn(int(self._site_sums([float(turn)])[0]))
+            self._link.send(RoundEnds(round=self._buckets.next_round))
+        return turn if self._is_lone else Turn(int(self._buckets.site_sums([float(turn)])[0]))
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Have this site pass no round over in this context: a collective of the site."""
+        was_at_end = self._is_at_end
         with self._held():
             pass
         yield
         with self._changed:
-            self._is_at_end = False
+            self._is_at_end = was_at_end
             self._changed.notify_all()
 
     @contextmanager
@@ -173,7 +172,7 @@ class OpenRounds:
                 self._wait(lambda: not self._is_passing)
                 num_passed, self._is_at_end = len(self.passed), True
         if not self._is_lone:
-            num_passed = int(self._site_sums([float(num_passed)])[0])
+            num_passed = int(self._buckets.site_sums([float(num_passed)])[0])
         with self._changed:
             self._wait(lambda: len(self.passed) >= num_passed)
             self._is_at_end = True
@@ -188,7 +187,7 @@ class OpenRounds:
             elif landing is not None:
                 self._clock.begin_round(now_s)
             self._clock.begin_step(now_s)
-            self._says_so = _NEVER
+            self._says_so, self._round = _NEVER, self._buckets.next_round
             self._look(is_now=False)
             self._is_at_end = False
             self._changed.notify_all()
@@ -208,10 +207,10 @@ class OpenRounds:
         """
         deadline_s = self._now_s() + self._deadline_s
         while not self._changed.wait_for(until, _LOOK_EVERY_S):
-            self._check()
+            self._buckets.check()
             if self._now_s() > deadline_s:
                 raise DeadlineExceededError(
-                    f"round {self._next_round()}, which this site was passed over in, was not back "
+                    f"round {self._buckets.next_round}, which this site was passed over in, was not back "
                     f"after {self._deadline_s:g} s"
                 )
 
@@ -229,26 +228,27 @@ class OpenRounds:
 
     def _look(self, *, is_now: bool) -> None:
         """Tell the clock of a round that has ended elsewhere; the caller holds the lock."""
-        if self._ended_round >= self._next_round():
+        if self._ended_round >= self._round:
             self._clock.end_at_another(self._now_s(), is_now=is_now)
 
     def _is_due(self) -> bool:
         """Whether this rank is to pass the next round over; the caller holds the lock."""
         if self._is_first:
             return self._counts() and self._now_s() >= self._clock.passed_over_s
-        return self._told_round >= self._next_round()
+        return self._told_round >= self._buckets.next_round
 
     def _watch(self) -> None:
         """Pass rounds over as they become due."""
         try:
             while self._wait_due():
-                round_ = self._next_round()
+                round_ = self._buckets.next_round
                 if self._is_first and not self._is_lone:
                     self._link.send(RoundEnds(round=round_, is_passed_over=True))
                 passed = self._pass_over()
                 with self._changed:
                     self.passed.append(passed)
                     self._clock.begin_round(self._now_s())
+                    self._round = self._buckets.next_round
                     self._look(is_now=False)
                     self._is_passing = False
                     self._changed.notify_all()
@@ -264,7 +264,8 @@ class OpenRounds:
                     return True
                 until_s, round_ = self._says_so
                 if not self._is_at_end:
-                    until_s = self._clock.passed_over_s if self._is_first else math.inf
+                    decides = self._is_first and self._counts()
+                    until_s = self._clock.passed_over_s if decides else math.inf
                 elif self._now_s() >= until_s:
                     self._says_so = _NEVER
                     if self._ended_round < round_:

@@ -81,13 +81,11 @@ class OpenSteps(LocalSteps):
         self._rounds = OpenRounds(
             RoundClock(self._regime.sync_every, self._regime.min_steps),
             link,
+            self._buckets,
             is_first=dist.get_rank() == 0,
             is_lone=dist.get_world_size() == 1,
-            site_sums=self._buckets.site_sums,
-            next_round=lambda: self._buckets.next_round,
             pass_over=self._pass_over,
             counts=self._counts,
-            check=self._buckets.check,
             deadline_s=deadline_s,
             now_s=now_s,
         )
