@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 WHATS = (
-    *("checkpoint_stall", "codecs", "convergence", "gateways"),
+    *("checkpoint_stall", "codecs", "convergence", "floor", "gateways"),
     *("gpu", "planner", "predictions", "regimes", "unlike"),
 )
 

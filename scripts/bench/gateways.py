@@ -108,7 +108,7 @@ def row(setting: Setting, options: argparse.Namespace) -> str:
     with contextlib.ExitStack() as stack:
         places: Mapping[str, SiteNamespace] = {}
         if not options.loopback:
-            places = stack.enter_context(_emulated(setting, options))
+            places = stack.enter_context(emulated(setting, options))
         gateways, ranks = stack.enter_context(pair(setting, places))
         pids = tuple(gateway.process.pid for gateway in gateways)
         quiet_s: list[float] = []
@@ -142,7 +142,7 @@ def row(setting: Setting, options: argparse.Namespace) -> str:
 
 
 @contextlib.contextmanager
-def _emulated(
+def emulated(
     setting: Setting, options: argparse.Namespace
 ) -> Iterator[Mapping[str, SiteNamespace]]:
     """Emulate the link between two sites; yield where each is."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 
-import grpc
-
-from isthmus.sites.gateway.links.frame_calls import Taker
+from isthmus.sites.gateway.links.inbox import Taker
+from isthmus.sites.gateway.links.status import Status
 from isthmus.sites.gateway.links.transport import SESSION_KEY
 
 
@@ -31,7 +30,7 @@ class ToldCall:
     async def write(self, message: bytes | memoryview) -> None:
         self.answers.append(bytes(message))
 
-    async def end(self, status: grpc.StatusCode, why: str) -> None:
+    async def end(self, status: Status, why: str) -> None:
         raise AssertionError(f"{status.name}: {why}")
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:

@@ -35,7 +35,7 @@ def _decode(is_client: bool, sent: bytes) -> None:
                 pass
         side.take_control()
         assert side.wanted_bytes >= 1
-        assert side.sendable_bytes <= _FRAME_BYTES_MAX
+        assert side.writer.sendable_bytes <= _FRAME_BYTES_MAX
 
 
 def _samples(is_client: bool) -> list[bytes]:
@@ -48,7 +48,7 @@ def _samples(is_client: bool) -> list[bytes]:
         begin = other.opening(CALL)
         last = [data(b"", END_STREAM), other.reset(CANCEL)]
     message = prefixed(bytes(range(40)))
-    messages = other.data_head(40, 40) + bytes(40) + data(message[:3]) + data(message[3:])
+    messages = data(prefixed(bytes(40))) + data(message[:3]) + data(message[3:])
     messages += data(b"\x04" + message + message + bytes(4), PADDED)
     beside = b"" if is_client else header(CALL, stream=3) + data(b"x", stream=3)
     steered = settings((1, 0), (4, 1 << 20), (5, 1 << 20)) + other.farewell()

@@ -36,9 +36,9 @@ from isthmus.protos.versions import (
     EXCHANGE_PROTOCOL_MAX,
     EXCHANGE_PROTOCOL_MIN,
 )
-from isthmus.sites.gateway.links.frame_calls import CallError
 from isthmus.sites.gateway.links.peer_server import ExchangeServer
 from isthmus.sites.gateway.links.reversed_calls import unwrapped
+from isthmus.sites.gateway.links.status import CallError
 from isthmus.sites.gateway.links.transport import HELLO_METHOD, LEAVE_METHOD
 from isthmus.topology.documents.load import load_topology
 from isthmus.topology.spec.errors import ConfigError

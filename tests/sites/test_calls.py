@@ -14,7 +14,7 @@ from isthmus.protos.errors import RemoteProtocolError
 from isthmus.protos.exchange.v1 import exchange_pb2, exchange_pb2_grpc, state_pb2, state_pb2_grpc
 from isthmus.protos.security import exchange_security
 from isthmus.sites.gateway.links.calls import answering, ask, deadline
-from isthmus.sites.gateway.links.frame_calls import CallError
+from isthmus.sites.gateway.links.status import CallError, Status
 from isthmus.sites.gateway.links.transport import (
     HELLO_METHOD,
     LEAVE_METHOD,
@@ -146,7 +146,7 @@ async def test_a_gateway_asks_the_library(tmp_path: Path) -> None:
         request = state_pb2.IndexRequest(epoch=9)
         with pytest.raises(CallError, match="nothing: no such epoch") as caught:
             await ask(call, request, state_pb2.IndexResponse, is_last=True)
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert caught.value.status is Status.NOT_FOUND
     taken = entry_folder(tmp_path / "taken", EPOCH)
     async with deadline(DEADLINE_S):
         donors = [donor(config, peer, lambda: peer)]

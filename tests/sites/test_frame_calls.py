@@ -37,12 +37,14 @@ from isthmus.protos.error_statuses import STATUS
 from isthmus.protos.errors import CorruptDataError, IsthmusError, StaleGenerationError
 from isthmus.protos.mutual_tls import TlsFiles, TlsSecurity
 from isthmus.protos.security import LoopbackSecurity, Security
-from isthmus.sites.gateway.links import frame_calls, frame_listener, http2
+from isthmus.sites.gateway.links import call_socket, frame_calls, frame_listener, http2, inbox
 from isthmus.sites.gateway.links.congestion.kernel import unacknowledged_bytes
-from isthmus.sites.gateway.links.frame_calls import CallError, FrameCall, Patience, dial
+from isthmus.sites.gateway.links.frame_calls import FrameCall, dial
 from isthmus.sites.gateway.links.frame_listener import FrameListener, Serve
 from isthmus.sites.gateway.links.http2 import CANCEL, Kind
+from isthmus.sites.gateway.links.keep_alive import Patience
 from isthmus.sites.gateway.links.read_ahead import ReadAhead
+from isthmus.sites.gateway.links.status import CallError, Status
 from isthmus.sites.gateway.links.transport import PUSH_METHOD, REVERSE_METHOD
 from isthmus.sites.gateway.wire import connection
 from isthmus.sites.gateway.wire import tls as wire_tls
@@ -84,7 +86,6 @@ OPTIONS = [
     ("grpc.enable_http_proxy", 0),
 ]
 PATIENCE = Patience(connect_s=10.0, idle_s=7.0, lost_s=21.0)
-Status = grpc.StatusCode
 Address = tuple[str, int]
 
 
@@ -309,11 +310,14 @@ KINDS = pytest.mark.parametrize("kinds", ["ours to ours", "library to ours", "ou
 EITHER_CLIENT = pytest.mark.parametrize("client", list(CLIENTS))
 
 
-async def status_of(what: Awaitable[object]) -> tuple[grpc.StatusCode, str]:
+async def status_of(what: Awaitable[object]) -> tuple[Status, str]:
     """Return how a call fails, and why."""
-    with pytest.raises(grpc.RpcError) as caught:
+    with pytest.raises((grpc.RpcError, CallError)) as caught:
         await what
-    return caught.value.code(), caught.value.details() or ""
+    error: Any = caught.value
+    if isinstance(error, CallError):
+        return error.status, error.why
+    return Status[error.code().name], error.details() or ""
 
 
 # ------------------------------------------------------------------------ messages
@@ -405,8 +409,8 @@ def test_messages_cross_where_nothing_was_compiled(
 ) -> None:
     twin: Any = load(connection, AS_PYTHON)
     monkeypatch.setattr(http2, "Reader", twin.Reader)
-    monkeypatch.setattr(frame_calls, "Writer", twin.Writer)
-    monkeypatch.setattr(frame_calls, "Line", twin.Line)
+    monkeypatch.setattr(http2, "Writer", twin.Writer)
+    monkeypatch.setattr(call_socket, "Line", twin.Line)
     monkeypatch.setattr(wire_tls, "use_openssl", twin.use_openssl)
     wire_tls.openssl.cache_clear()
     sent = [random.Random(1).randbytes(each) for each in (0, 1, 4097, 65_536, 200_000, 1_000_000)]
@@ -440,10 +444,10 @@ def test_no_more_is_on_the_way_than_the_window_permits(world: World) -> None:
     may_read = asyncio.Event()
 
     async def serve(call: FrameCall) -> None:
-        call._line.wants_read = False
+        call._wire.line.wants_read = False
         await may_read.wait()
-        call._line.wants_read = True
-        call._line.tend()
+        call._wire.line.wants_read = True
+        call._wire.line.tend()
         await echo(call)
 
     async def story() -> None:
@@ -456,7 +460,7 @@ def test_no_more_is_on_the_way_than_the_window_permits(world: World) -> None:
             assert isinstance(call, OurCall)
             call.call.limit(window_bytes, 0.001)
             writing = asyncio.create_task(call.write(message))
-            await until(lambda: call.call._line.is_full, "the window is full")
+            await until(lambda: call.call._wire.line.is_full, "the window is full")
             for _ in range(5):
                 await asyncio.sleep(0.002)
                 assert 80_000 < unacknowledged_bytes(call.call.socket) <= window_bytes + (17 << 10)
@@ -749,7 +753,7 @@ def test_what_the_librarys_server_says_at_the_end_arrives(world: World) -> None:
         asked = await context.read()
         await context.write(asked)
         if asked == b"refuse":
-            await context.abort(Status.DATA_LOSS, why)
+            await context.abort(grpc.StatusCode.DATA_LOSS, why)
 
     async def story() -> None:
         async with library_server(world, behave) as address:
@@ -812,7 +816,7 @@ def test_a_call_may_be_over_with_its_header() -> None:
 
 def test_a_server_that_ends_a_call_leaves_nobody_waiting(world: World) -> None:
     """Others than the handler may read and write meanwhile: links do, of who has dialled in."""
-    ended: list[grpc.StatusCode] = []
+    ended: list[Status] = []
 
     async def serve(call: FrameCall) -> None:
         async def use(what: Callable[[], Awaitable[object]]) -> None:
@@ -820,7 +824,7 @@ def test_a_server_that_ends_a_call_leaves_nobody_waiting(world: World) -> None:
                 while True:
                     await what()
             except CallError as error:
-                ended.append(error.code())
+                ended.append(error.status)
 
         asyncio.get_running_loop().create_task(use(call.read))
         asyncio.get_running_loop().create_task(use(lambda: call.write(bytes(1 << 20))))
@@ -863,8 +867,8 @@ def test_what_a_handler_refuses_arrives_with_status_and_text(
             if comes_first:
                 assert await call.read() == b"first"
                 await call.write(b"asked")
-            assert await status_of(call.read()) == (STATUS[error], why)
-            with pytest.raises((grpc.RpcError, asyncio.InvalidStateError)):
+            assert await status_of(call.read()) == (Status[STATUS[error].name], why)
+            with pytest.raises((grpc.RpcError, CallError, asyncio.InvalidStateError)):
                 await call.write(b"late")
 
     run(story())
@@ -983,7 +987,7 @@ def test_a_client_that_cancels_ends_the_servers_read(world: World, client: str) 
 
     run(story())
     assert isinstance(ends[0], CallError)
-    assert ends[0].code() is Status.CANCELLED
+    assert ends[0].status is Status.CANCELLED
 
 
 def test_a_client_of_the_library_may_end_its_side_first(world: World) -> None:
@@ -1000,7 +1004,7 @@ def test_a_client_of_the_library_may_end_its_side_first(world: World) -> None:
             await call.write(b"x")
             await call.call.done_writing()
             assert [await call.read() for _ in range(3)] == [b"x", b"that was all", None]
-            assert await call.call.code() is Status.OK
+            assert await call.call.code() is grpc.StatusCode.OK
 
     run(story())
 
@@ -1022,13 +1026,13 @@ def test_a_server_that_vanishes_within_a_message_is_unavailable() -> None:
 
 
 def test_a_client_that_vanishes_within_a_message_is_unavailable() -> None:
-    ends: list[grpc.StatusCode] = []
+    ends: list[Status] = []
 
     async def serve(call: FrameCall) -> None:
         try:
             await call.read()
         except CallError as error:
-            ends.append(error.code())
+            ends.append(error.status)
             raise
 
     async def story() -> None:
@@ -1059,9 +1063,7 @@ def test_a_client_that_vanishes_within_a_message_is_unavailable() -> None:
         (data(b"\x01\0\0\0\0"), Status.INTERNAL, "compressed"),
     ],
 )  # fmt: skip
-def test_what_a_server_says_at_the_end_is_understood(
-    said: bytes, status: grpc.StatusCode, why: str
-) -> None:
+def test_what_a_server_says_at_the_end_is_understood(said: bytes, status: Status, why: str) -> None:
     async def story() -> None:
         async with (
             raw_server() as (address, accepted),
@@ -1089,7 +1091,7 @@ def test_what_a_server_says_at_the_end_is_understood(
     ],
 )
 def test_an_answer_that_is_none_is_a_refusal(
-    fields: list[tuple[str, str]], flags: int, status: grpc.StatusCode, why: str
+    fields: list[tuple[str, str]], flags: int, status: Status, why: str
 ) -> None:
     async def story() -> None:
         async with (
@@ -1337,15 +1339,15 @@ def test_what_never_makes_a_call_is_closed(world: World, monkeypatch: pytest.Mon
     ],
 )
 def test_a_client_that_says_all_at_once_and_is_gone_harms_nobody(
-    world: World, early: bytes, status: grpc.StatusCode, caplog: pytest.LogCaptureFixture
+    world: World, early: bytes, status: Status, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ends: list[grpc.StatusCode] = []
+    ends: list[Status] = []
 
     async def serve(call: FrameCall) -> None:
         try:
             await echo(call)
         except CallError as error:
-            ends.append(error.code())
+            ends.append(error.status)
             raise
 
     async def story() -> None:
@@ -1390,7 +1392,7 @@ def test_beyond_the_most_calls_a_connection_is_closed_at_once(
                     with pytest.raises(CallError) as caught:
                         async with our_client(world, address, PUSH_METHOD) as third:
                             await third.read()
-                    assert caught.value.code() is Status.UNAVAILABLE
+                    assert caught.value.status is Status.UNAVAILABLE
                     await exchange(first, [b"y"])
                     await exchange(second, [b"y"])
             async with our_client(world, address, PUSH_METHOD) as fourth:
@@ -1527,7 +1529,7 @@ def test_a_writer_waits_for_a_peer_that_does_not_read() -> None:
 
 
 def test_a_writer_hears_of_the_end_though_nobody_reads() -> None:
-    ends: list[grpc.StatusCode] = []
+    ends: list[Status] = []
     calls: list[FrameCall] = []
 
     async def serve(call: FrameCall) -> None:
@@ -1536,7 +1538,7 @@ def test_a_writer_hears_of_the_end_though_nobody_reads() -> None:
         try:
             await call.write(bytes(1 << 20))
         except CallError as error:
-            ends.append(error.code())
+            ends.append(error.status)
             raise
 
     async def story() -> None:
@@ -1559,13 +1561,13 @@ def test_a_writer_hears_of_the_end_though_nobody_reads() -> None:
     "one", [frame(Kind.PING, bytes(8)), settings(), header([(":path", "/x")], stream=3)]
 )
 def test_a_peer_that_asks_and_reads_no_answer_is_cut_off(one: bytes) -> None:
-    ends: list[grpc.StatusCode] = []
+    ends: list[Status] = []
 
     async def serve(call: FrameCall) -> None:
         try:
             await call.read()
         except CallError as error:
-            ends.append(error.code())
+            ends.append(error.status)
             raise
 
     async def story() -> None:
@@ -1596,7 +1598,7 @@ def test_a_peer_that_sends_no_messages_has_one_read_a_turn() -> None:
                 client.socket.settimeout(DEADLINE_S)
                 client.socket.sendall(frame(Kind.PRIORITY, bytes(5), 0, 1) * 5000)
                 came = unread_bytes(call.socket)
-                call._line.note(select.EPOLLIN)
+                call._wire.line.note(select.EPOLLIN)
                 call._readable()
                 assert came - unread_bytes(call.socket) <= 32 << 10
                 client.socket.setblocking(False)
@@ -1611,14 +1613,14 @@ def test_a_peer_that_sends_no_messages_has_one_read_a_turn() -> None:
 
 
 def test_a_peer_that_sends_and_makes_no_room_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_calls, "_AHEAD_BYTES_MAX", 1 << 20)
-    ends: list[grpc.StatusCode] = []
+    monkeypatch.setattr(inbox, "_AHEAD_BYTES_MAX", 1 << 20)
+    ends: list[Status] = []
 
     async def serve(call: FrameCall) -> None:
         try:
             await echo(call)
         except CallError as error:
-            ends.append(error.code())
+            ends.append(error.status)
             raise
 
     async def story() -> None:
@@ -1652,8 +1654,8 @@ def test_a_call_that_is_over_frees_at_once_what_it_has_read(
     is_client: bool, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = ReadAhead()
-    monkeypatch.setattr(frame_calls, "_READ_AHEAD", held)
-    monkeypatch.setattr(frame_calls, "_AHEAD_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(inbox, "_READ_AHEAD", held)
+    monkeypatch.setattr(inbox, "_AHEAD_BYTES_MAX", 1 << 20)
 
     async def story() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -1676,9 +1678,9 @@ def test_a_call_that_is_over_frees_at_once_what_it_has_read(
             call.answer()
         messages = data(prefixed(bytes(100_000))) * 3 + data(prefixed(bytes(1 << 20))[:5000])
         await far.send(messages)
-        await until(lambda: len(call._messages) == 3, "messages wait")
+        await until(lambda: len(call._inbox._messages) == 3, "messages wait")
         await until(lambda: held.num_bytes > 1 << 20, "one is under way")
-        gone.extend(weakref.ref(each) for each in call._messages)
+        gone.extend(weakref.ref(each) for each in call._inbox._messages)
         gone.append(weakref.ref(call))
         if end == "cut off":  # it waits for room, and reads on
             writing = asyncio.create_task(code_of(call.write(b"x")))
@@ -1694,12 +1696,12 @@ def test_a_call_that_is_over_frees_at_once_what_it_has_read(
             assert await code_of(call.read()) is Status.UNAVAILABLE
         call.cancel()
 
-    async def code_of(what: Awaitable[object]) -> grpc.StatusCode:
+    async def code_of(what: Awaitable[object]) -> Status:
         """Return how it fails, and keep nothing of the exception."""
         try:
             await what
         except CallError as error:
-            return error.code()
+            return error.status
         raise AssertionError("it does not fail")
 
     gone: list[weakref.ref[Any]] = []
@@ -1712,7 +1714,7 @@ def test_all_calls_together_hold_a_bounded_number_of_bytes(
 ) -> None:
     """Beyond it a call waits for its turn; each message arrives all the same."""
     held = ReadAhead(300_000)
-    monkeypatch.setattr(frame_calls, "_READ_AHEAD", held)
+    monkeypatch.setattr(inbox, "_READ_AHEAD", held)
     may_read = asyncio.Event()
     most_bytes = num_read = 0
 
@@ -1750,7 +1752,7 @@ def test_all_calls_together_hold_a_bounded_number_of_bytes(
 
 
 def test_one_message_always_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_calls, "_READ_AHEAD", ReadAhead(1000))
+    monkeypatch.setattr(inbox, "_READ_AHEAD", ReadAhead(1000))
     sizes: list[int] = []
 
     async def serve(call: FrameCall) -> None:

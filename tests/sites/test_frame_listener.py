@@ -24,9 +24,10 @@ from isthmus.protos.mutual_tls import TlsFiles, TlsSecurity
 from isthmus.protos.security import LoopbackSecurity
 from isthmus.sites.gateway.links import frame_calls, frame_listener
 from isthmus.sites.gateway.links.allowance import Allowance
-from isthmus.sites.gateway.links.frame_calls import FrameCall, Patience, dial
+from isthmus.sites.gateway.links.frame_calls import FrameCall, dial
 from isthmus.sites.gateway.links.frame_listener import FrameListener
 from isthmus.sites.gateway.links.http2 import Kind
+from isthmus.sites.gateway.links.keep_alive import Patience
 from isthmus.sites.gateway.links.transport import PUSH_METHOD
 from tests.fakes.certified import certify
 from tests.fakes.http2_frames import END_HEADERS, PREFACE, frame, frames_in, number, settings

@@ -9,14 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import grpc
 import pytest
 
 from isthmus.protos.exchange.v1 import state_pb2
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.links.calls import ask, deadline
-from isthmus.sites.gateway.links.frame_calls import CallError
 from isthmus.sites.gateway.links.reversed_calls import OFFERED
+from isthmus.sites.gateway.links.status import CallError, Status
 from isthmus.sites.gateway.links.transport import REVERSE_METHOD
 from isthmus.sites.gateway.transfer.state_server import INDEX_METHOD
 from isthmus.sites.local.entry_folder import INDEX, entry_folder
@@ -133,7 +132,7 @@ def test_a_site_that_cannot_be_dialled_gives_its_state(tmp_path: Path) -> None:
         members[1].wait("connected")
         with pytest.raises(CallError) as caught:
             index_of(members[1], 3)
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert caught.value.status is Status.NOT_FOUND
         members[0].gateway.state_progress(0, StateProgress(epoch=3, done_bytes=5))
         answer = index_of(members[1], 3)
         assert (answer.done_bytes, answer.index) == (5, b"")
@@ -149,8 +148,8 @@ def test_a_state_that_cannot_be_read_costs_a_site_that_dials_in_only_that(tmp_pa
     (entry_folder(tmp_path, 3) / INDEX).mkdir(parents=True)
     with gateways(configs) as members:
         members[1].wait("connected")
-        assert status_of_index(members[1], 3) is grpc.StatusCode.UNKNOWN
-        assert status_of_index(members[1], 4) is grpc.StatusCode.NOT_FOUND
+        assert status_of_index(members[1], 3) is Status.UNKNOWN
+        assert status_of_index(members[1], 4) is Status.NOT_FOUND
 
 
 def test_an_answer_for_which_nobody_waits_any_more_harms_nobody(tmp_path: Path) -> None:
@@ -161,10 +160,10 @@ def test_an_answer_for_which_nobody_waits_any_more_harms_nobody(tmp_path: Path) 
     os.mkfifo(index)  # it is read when there is something in it
     with gateways(configs) as members:
         members[1].wait("connected")
-        assert status_of_index(members[1], 3, 0.5) is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert status_of_index(members[1], 3, 0.5) is Status.DEADLINE_EXCEEDED
         with index.open("wb"):  # it is being read
-            assert status_of_index(members[1], 4) is grpc.StatusCode.NOT_FOUND
-        assert status_of_index(members[1], 4) is grpc.StatusCode.NOT_FOUND
+            assert status_of_index(members[1], 4) is Status.NOT_FOUND
+        assert status_of_index(members[1], 4) is Status.NOT_FOUND
 
 
 def test_more_calls_at_a_time_than_connections_wait_are_made(tmp_path: Path) -> None:
@@ -182,10 +181,8 @@ def test_a_gateway_that_can_be_dialled_is_not_asked_to_be(tmp_path: Path) -> Non
     configs = configs_of(tmp_path, GATHER_2, {0})
     with gateways(configs) as members:
         members[1].wait("connected")
-        assert status_of(members[1], REVERSE_METHOD) is grpc.StatusCode.INVALID_ARGUMENT
-        assert status_of(members[1], "/isthmus.exchange.v1.Probe/Flood") is (
-            grpc.StatusCode.UNIMPLEMENTED
-        )
+        assert status_of(members[1], REVERSE_METHOD) is Status.INVALID_ARGUMENT
+        assert status_of(members[1], "/isthmus.exchange.v1.Probe/Flood") is (Status.UNIMPLEMENTED)
 
 
 def index_of(member: Member, epoch: int, timeout_s: float = DEADLINE_S) -> state_pb2.IndexResponse:
@@ -199,22 +196,22 @@ def index_of(member: Member, epoch: int, timeout_s: float = DEADLINE_S) -> state
     return on_loop(member, asked())
 
 
-def status_of_index(member: Member, epoch: int, timeout_s: float = DEADLINE_S) -> grpc.StatusCode:
+def status_of_index(member: Member, epoch: int, timeout_s: float = DEADLINE_S) -> Status:
     """Ask for a state that is not there; return what the answer is."""
     with pytest.raises(CallError) as caught:
         index_of(member, epoch, timeout_s)
-    return caught.value.code()
+    return caught.value.status
 
 
-def status_of(member: Member, method: str) -> grpc.StatusCode:
+def status_of(member: Member, method: str) -> Status:
     """Make a call to the first site's gateway that is refused; return how."""
 
-    async def refused() -> grpc.StatusCode:
+    async def refused() -> Status:
         proxy = member.gateway._server.inbound_proxy((0, 0))
         async with proxy.dial(member.config, "", method) as call:
             with pytest.raises(CallError) as caught:
                 await call.read()
-            return caught.value.code()
+            return caught.value.status
 
     return on_loop(member, refused())
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import psutil
 import pytest
 
@@ -22,9 +21,9 @@ from isthmus.protos.versions import EXCHANGE_PROTOCOL_MAX
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.links import peer_watch
 from isthmus.sites.gateway.links.congestion.rate import window_bytes
-from isthmus.sites.gateway.links.frame_calls import CallError
 from isthmus.sites.gateway.links.peer_watch import PeerWatch
 from isthmus.sites.gateway.links.send_queue import Outbox
+from isthmus.sites.gateway.links.status import CallError, Status
 from isthmus.sites.silence import Silence, Standstills
 from isthmus.topology.spec.reduction_plan import ReductionPlan
 from tests.fakes.gateway_process import GatewayProcess
@@ -116,7 +115,7 @@ class World:
             answered_s = max(answered_s, self.deaf_s[1])
         self._pass(min(self._timeout_s, answered_s - began_s))
         if self.now_s < answered_s or self.now_s >= began_s + self._timeout_s:
-            raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+            raise CallError(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
         self.answered_s.append(self.now_s)
         self.on_answer()
         return HelloResponse(session="session", protocol=EXCHANGE_PROTOCOL_MAX)

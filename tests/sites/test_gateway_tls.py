@@ -32,7 +32,7 @@ from isthmus.protos.identities import CALLERS
 from isthmus.protos.security import exchange_security
 from isthmus.sites.gateway.config import PeerLink
 from isthmus.sites.gateway.links import frame_listener
-from isthmus.sites.gateway.links.frame_calls import CallError
+from isthmus.sites.gateway.links.status import CallError
 from isthmus.sites.gateway.links.transport import HELLO_METHOD, PUSH_METHOD, SESSION_KEY, Peer
 from isthmus.sites.gateway.probing.probing_gateway import ProbingGateway
 from isthmus.sites.gateway.transfer.donors import donor

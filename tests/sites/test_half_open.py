@@ -28,10 +28,12 @@ from isthmus.protos.control.v1.control_pb2_grpc import (
 from isthmus.protos.security import LoopbackSecurity
 from isthmus.sites.agent.session import channel_options as agent_options
 from isthmus.sites.gateway.config import GatewayConfig
-from isthmus.sites.gateway.links.frame_calls import CallError, FrameCall, Patience, dial
+from isthmus.sites.gateway.links.frame_calls import FrameCall, dial
 from isthmus.sites.gateway.links.frame_listener import FrameListener
 from isthmus.sites.gateway.links.http2 import Kind
+from isthmus.sites.gateway.links.keep_alive import Patience
 from isthmus.sites.gateway.links.peer_server import ExchangeServer
+from isthmus.sites.gateway.links.status import CallError
 from isthmus.sites.gateway.links.transport import (
     PUSH_METHOD,
     patience,

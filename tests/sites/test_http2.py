@@ -94,16 +94,18 @@ def some_bytes(length: int, chance: random.Random) -> bytes:
 
 
 def packed(side: Http2, message: bytes) -> Iterator[bytes]:
-    """Yield a message in frames as long as the peer permits; nothing, while it permits none."""
-    left, prefix_bytes = message, PREFIX_BYTES
-    while left or prefix_bytes:
-        room = side.sendable_bytes - prefix_bytes
-        if room <= 0:
-            yield b""
-            continue
-        piece, whole = left[:room], len(left) if prefix_bytes else None
-        left, prefix_bytes = left[room:], 0
-        yield side.data_head(len(piece), whole) + piece
+    """Yield a message in frames as the peer permits them; nothing, while it permits none."""
+    writer = side.writer
+
+    def taken() -> bytes:
+        piece = bytes(writer.first(len(message) + 100))
+        writer.skip(len(piece))
+        return piece
+
+    writer.post(message)
+    while writer.has_message or writer:
+        writer.load()
+        yield b"".join(taken() for _ in range(len(writer)))
 
 
 class Side:
@@ -402,7 +404,7 @@ def test_nobody_sends_more_than_the_peer_has_granted(seed: int) -> None:
                     ledger.stream += wanted - initial
                     initial = wanted
                     feed(side, settings((INITIAL_WINDOW_SIZE, wanted)))
-            assert side.sendable_bytes == min(
+            assert side.writer.sendable_bytes == min(
                 ledger.frame_bytes, ledger.connection, ledger.stream
             ), f"{seed=}"
     assert received == sent, f"{seed=}"
@@ -410,11 +412,11 @@ def test_nobody_sends_more_than_the_peer_has_granted(seed: int) -> None:
 
 def test_room_for_other_calls_is_no_room_for_this_one() -> None:
     side = in_call(is_client=True)
-    room = side.sendable_bytes
+    room = side.writer.sendable_bytes
     feed(side, settings((INITIAL_WINDOW_SIZE, 0)))
     feed(side, frame(Kind.WINDOW_UPDATE, number(1000), 0, 3))
     feed(side, frame(Kind.WINDOW_UPDATE, number(1000)))
-    assert (room, side.sendable_bytes) == (PIECE_BYTES, 0)
+    assert (room, side.writer.sendable_bytes) == (PIECE_BYTES, 0)
 
 
 @ROLES

@@ -33,8 +33,10 @@ from isthmus.protos.errors import (
 from isthmus.protos.exchange.v1 import state_pb2
 from isthmus.protos.security import LoopbackSecurity
 from isthmus.sites.gateway.links.calls import Call, ServedCall, ask, deadline
-from isthmus.sites.gateway.links.frame_calls import CallError, Patience, dial
+from isthmus.sites.gateway.links.frame_calls import dial
 from isthmus.sites.gateway.links.frame_listener import FrameListener
+from isthmus.sites.gateway.links.keep_alive import Patience
+from isthmus.sites.gateway.links.status import CallError
 from isthmus.sites.gateway.links.transport import SESSION_KEY
 from isthmus.sites.gateway.links.wire_loop import WireLoop
 from isthmus.sites.gateway.transfer import state_fetch

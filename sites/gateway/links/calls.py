@@ -15,15 +15,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coro
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
-import grpc
 from google.protobuf.message import DecodeError, Message
 
-from isthmus.protos.error_statuses import STATUS
 from isthmus.protos.errors import IsthmusError, RemoteProtocolError
 from isthmus.protos.failure import text_of
 from isthmus.sites.gateway.config import GatewayConfig
-from isthmus.sites.gateway.links.frame_calls import CallError, Taker
+from isthmus.sites.gateway.links.inbox import Taker
 from isthmus.sites.gateway.links.progress import Traffic
+from isthmus.sites.gateway.links.status import CallError, Status, status_of
 
 _log = logging.getLogger(__name__)
 
@@ -123,7 +122,7 @@ class ServedCall(Protocol):
     async def write(self, message: bytes | memoryview) -> None:
         """Write a message; raises as `Call.write`."""
 
-    async def end(self, status: grpc.StatusCode, why: str) -> None:
+    async def end(self, status: Status, why: str) -> None:
         """Send the end of the call."""
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
@@ -145,14 +144,14 @@ async def serve_call(call: Served, method: str, serve: Callable[[Served], Awaita
     try:
         await serve(call)
     except IsthmusError as error:
-        await call.end(STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
+        await call.end(status_of(error), str(error))
     except CallError as error:
         _log.debug("a call from %s ended: %s", call.peer(), error)
     except Exception as error:  # noqa: BLE001 - a call's root: as gRPC's server has it
         _log.exception("%s was not served", method)
-        await call.end(grpc.StatusCode.UNKNOWN, text_of(error))
+        await call.end(Status.UNKNOWN, text_of(error))
     else:
-        await call.end(grpc.StatusCode.OK, "")
+        await call.end(Status.OK, "")
 
 
 def answering(
@@ -193,7 +192,7 @@ async def ask_for_bytes(call: Call, question: Message, *, is_last: bool = False)
         call.finish()
     message = await call.read()
     if message is None:
-        raise CallError(grpc.StatusCode.UNAVAILABLE, "it ended before an answer")
+        raise CallError(Status.UNAVAILABLE, "it ended before an answer")
     return message
 
 
@@ -207,7 +206,7 @@ def parsed(message: memoryview, answer: type[Answer]) -> Answer:
         return answer.FromString(bytes(message))
     except DecodeError as error:
         why = f"the answer cannot be read: {error}"
-        raise CallError(grpc.StatusCode.INTERNAL, why) from error
+        raise CallError(Status.INTERNAL, why) from error
 
 
 @asynccontextmanager
@@ -222,4 +221,4 @@ async def deadline(seconds: float) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         why = f"no answer within {seconds:.1f} s"
-        raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, why) from None
+        raise CallError(Status.DEADLINE_EXCEEDED, why) from None

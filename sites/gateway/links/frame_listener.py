@@ -26,9 +26,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-import grpc
-
-from isthmus.protos.error_statuses import STATUS
 from isthmus.protos.errors import IsthmusError, RemoteProtocolError
 from isthmus.protos.failure import text_of
 from isthmus.protos.limits import EXCHANGE_CHANNEL_BYTES, HANDSHAKE_S
@@ -36,13 +33,10 @@ from isthmus.protos.mutual_tls import CertificateError
 from isthmus.protos.security import Security
 from isthmus.sites.gateway.links.allowance import Allowance
 from isthmus.sites.gateway.links.calls import serve_call
-from isthmus.sites.gateway.links.frame_calls import (
-    FrameCall,
-    Patience,
-    last_words,
-    tls_socket,
-)
+from isthmus.sites.gateway.links.frame_calls import FrameCall, last_words, tls_socket
 from isthmus.sites.gateway.links.http2 import Headers, Http2
+from isthmus.sites.gateway.links.keep_alive import Patience
+from isthmus.sites.gateway.links.status import Status, status_of
 
 _log = logging.getLogger(__name__)
 
@@ -255,14 +249,14 @@ class FrameListener:
         try:
             if serve is None:
                 why = f"no such method here: {method[:80]!r}"
-                self._refuse(stranger, grpc.StatusCode.UNIMPLEMENTED, why)
+                self._refuse(stranger, Status.UNIMPLEMENTED, why)
                 return
             self._security.admit(method, call)
         except IsthmusError as error:
             name = method.rpartition("/")[2][:80]
             why = f"{name!r} was refused to {call.peer()}: {error}"
             self._refused.warn(why, self._loop.time())
-            status = STATUS.get(type(error), grpc.StatusCode.INTERNAL)
+            status = status_of(error)
             self._refuse(stranger, status, str(error))
             return
         del self._strangers[stranger.descriptor]
@@ -278,7 +272,7 @@ class FrameListener:
         # `_serve` cannot: a task that is cancelled before its first step never gets to its end.
         task.add_done_callback(lambda _: call.cancel())
 
-    def _refuse(self, stranger: _Stranger, status: grpc.StatusCode, why: str) -> None:
+    def _refuse(self, stranger: _Stranger, status: Status, why: str) -> None:
         """Send the reason of a refusal; close when the other end does, or at the deadline."""
         assert stranger.http2 is not None, "a header was read"
         try:

@@ -27,7 +27,7 @@ import numpy as np
 
 from isthmus.protos.errors import RemoteProtocolError
 from isthmus.sites.gateway.wire import connection
-from isthmus.sites.gateway.wire.connection import Reader
+from isthmus.sites.gateway.wire.connection import Reader, Writer
 
 Fields = tuple[tuple[str, str], ...]
 """Names and values of a header."""
@@ -146,9 +146,8 @@ class Http2:
         self._encoder.header_table_size = 0  # the peer's table is not used
         self._decoder = hpack.Decoder(max_header_list_size=_HEADER_BYTES_MAX)
         # What this side may send.
-        self._frame_bytes = _FRAME_FIRST
-        self._connection_window = _WINDOW_FIRST
-        self._stream_window = _WINDOW_FIRST
+        self.writer = Writer()
+        self.writer.stream = self._stream
         self._window_first = _WINDOW_FIRST
         # What has come.
         self.reader = Reader(_SCRATCH_BYTES, _WINDOW_RENEWED)
@@ -218,26 +217,9 @@ class Http2:
         taken, self._control = self._control, []
         return taken
 
-    @property
-    def sendable_bytes(self) -> int:
-        """Largest next DATA frame in bytes; 0 or less: wait for the peer's window update."""
-        return min(self._frame_bytes, self._connection_window, self._stream_window)
-
-    def data_head(self, num_bytes: int, message_bytes: int | None = None) -> bytes:
-        """Return the frame head for the next `num_bytes` of a message.
-
-        `message_bytes`, the message's length, is given for its first frame. Then PREFIX_BYTES more
-        count as data.
-        """
-        prefix = b"" if message_bytes is None else _PREFIX.pack(0, message_bytes)
-        length = num_bytes + len(prefix)
-        self._connection_window -= length
-        self._stream_window -= length
-        return _HEAD.pack(length >> 16, length & 0xFFFF, Kind.DATA, 0, self._stream) + prefix
-
     def finish(self) -> bytes:
         """Return an empty DATA frame that ends this side of the call: no more messages."""
-        return _HEAD.pack(0, 0, Kind.DATA, _END_STREAM, self._stream)
+        return _frame(Kind.DATA, _END_STREAM, self._stream, b"")
 
     # ---------------------------------------------------------------- what comes
 
@@ -491,7 +473,7 @@ class Http2:
         if begin > end:
             raise RemoteProtocolError("an HTTP/2 header of less than its padding")
         if not self._stream and stream % 2:
-            self._stream = stream
+            self._stream = self.writer.stream = stream
         if stream != self._stream or not stream:
             self._refuse(stream)
         self._block, self._block_stream = bytearray(), stream
@@ -542,13 +524,13 @@ class Http2:
                 case _Setting.INITIAL_WINDOW_SIZE:
                     if value > _WINDOW_MAX:
                         raise RemoteProtocolError(f"an HTTP/2 window of {value} bytes")
-                    self._stream_window += value - self._window_first
+                    self.writer.stream_window += value - self._window_first
                     self._window_first = value
                     self._check_windows()
                 case _Setting.MAX_FRAME_SIZE:
                     if not _FRAME_FIRST <= value <= _FRAME_MAX:
                         raise RemoteProtocolError(f"HTTP/2 frames of {value} bytes")
-                    self._frame_bytes = value
+                    self.writer.frame_bytes = value
                 case _:
                     pass
         self._control.append(_frame(Kind.SETTINGS, _ACK, 0, b""))
@@ -557,13 +539,13 @@ class Http2:
         if not more:
             raise RemoteProtocolError("an HTTP/2 window that grows by nothing")
         if stream == 0:
-            self._connection_window += more
+            self.writer.connection_window += more
         elif stream == self._stream:
-            self._stream_window += more
+            self.writer.stream_window += more
         self._check_windows()
 
     def _check_windows(self) -> None:
-        if max(self._connection_window, self._stream_window) > _WINDOW_MAX:
+        if max(self.writer.connection_window, self.writer.stream_window) > _WINDOW_MAX:
             raise RemoteProtocolError("an HTTP/2 window became too wide")
 
 

@@ -31,11 +31,11 @@ from isthmus.sites.gateway.links.calls import Target, ask, deadline
 from isthmus.sites.gateway.links.congestion.connections import ChannelGrowth
 from isthmus.sites.gateway.links.congestion.kernel import use_pauses
 from isthmus.sites.gateway.links.congestion.rate import window_bytes
-from isthmus.sites.gateway.links.frame_calls import CallError
 from isthmus.sites.gateway.links.peer_server import ExchangeServer
 from isthmus.sites.gateway.links.peer_watch import Judge, PeerWatch
 from isthmus.sites.gateway.links.reversed_calls import Offers, Servant
 from isthmus.sites.gateway.links.send_queue import LinkTotals, Outbox, Outgoing, outgoing
+from isthmus.sites.gateway.links.status import CallError
 from isthmus.sites.gateway.links.streams import Streams
 from isthmus.sites.gateway.links.transport import (
     HELLO_METHOD,

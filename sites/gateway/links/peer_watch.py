@@ -26,8 +26,8 @@ from contextlib import AsyncExitStack
 from isthmus.protos.errors import PeerLostError, StaleGenerationError
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.links.calls import Call, Target, deadline
-from isthmus.sites.gateway.links.frame_calls import CallError
 from isthmus.sites.gateway.links.send_queue import Outbox
+from isthmus.sites.gateway.links.status import CallError
 from isthmus.sites.gateway.links.transport import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,

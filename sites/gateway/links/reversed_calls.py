@@ -20,7 +20,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from isthmus.protos.exchange.v1.exchange_pb2 import End
@@ -28,7 +27,9 @@ from isthmus.protos.identities import GATEWAY, Identity
 from isthmus.sites.gateway.config import GatewayConfig, GatewayId
 from isthmus.sites.gateway.links.calls import Serve, serve_call
 from isthmus.sites.gateway.links.congestion.connections import CHANNELS_MAX
-from isthmus.sites.gateway.links.frame_calls import CallError, FrameCall, Taker
+from isthmus.sites.gateway.links.frame_calls import FrameCall
+from isthmus.sites.gateway.links.inbox import Taker
+from isthmus.sites.gateway.links.status import CallError, Status
 from isthmus.sites.gateway.links.transport import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
@@ -50,7 +51,6 @@ _END: Final = b"\1"
 _METHOD_BYTES_MAX: Final = 200
 _LINGER_S: Final = 2.0
 """Time for the peer to read the end of a call before its connection is closed."""
-_STATUS = {each.value[0]: each for each in grpc.StatusCode}
 
 
 # -------------------------------------------------------------------- the side that was dialled
@@ -84,7 +84,7 @@ class InboundProxy:
                 offered = await self._next()
         except TimeoutError:
             why = f"it has opened no connection for calls to it within {wait_s:.1f} s"
-            raise CallError(grpc.StatusCode.UNAVAILABLE, why) from None
+            raise CallError(Status.UNAVAILABLE, why) from None
         try:
             await offered.call.write(method.encode())
             yield ReversedCall(offered.call)
@@ -146,7 +146,7 @@ class ReversedCall:
         """
         message = await self._call.read()
         if message is None:
-            raise CallError(grpc.StatusCode.UNAVAILABLE, "it ended without a status")
+            raise CallError(Status.UNAVAILABLE, "it ended without a status")
         return unwrapped(message)
 
     async def take_each(self, take: Taker) -> None:
@@ -160,7 +160,7 @@ class ReversedCall:
 
         with contextlib.suppress(_EndedError):
             await self._call.take_each(unwrap)
-            raise CallError(grpc.StatusCode.UNAVAILABLE, "it ended without a status")
+            raise CallError(Status.UNAVAILABLE, "it ended without a status")
 
     def finish(self) -> None:
         """Do nothing: the other side answers what has come."""
@@ -176,14 +176,15 @@ def unwrapped(message: memoryview) -> memoryview | None:
     if kind == _MESSAGE:
         return carried
     if kind != _END:
-        raise CallError(grpc.StatusCode.INTERNAL, f"an answer begins with {kind!r}")
+        raise CallError(Status.INTERNAL, f"an answer begins with {kind!r}")
     try:
         end = End.FromString(bytes(carried))
     except DecodeError as error:
         why = f"the end of a call cannot be read: {error}"
-        raise CallError(grpc.StatusCode.INTERNAL, why) from error
+        raise CallError(Status.INTERNAL, why) from error
     if end.status:
-        raise CallError(_STATUS.get(end.status, grpc.StatusCode.UNKNOWN), end.details)
+        is_known = end.status in Status.__members__.values()
+        raise CallError(Status(end.status) if is_known else Status.UNKNOWN, end.details)
     return None
 
 
@@ -261,7 +262,7 @@ class Offers:
             serve = self._servant.methods.get(method)
             if serve is None:
                 why = f"no such method here: {method[:80]!r}"
-                await served.end(grpc.StatusCode.UNIMPLEMENTED, why)
+                await served.end(Status.UNIMPLEMENTED, why)
             else:
                 await serve_call(served, method, serve)
 
@@ -298,9 +299,9 @@ class _Served:
         """
         await self._call.write(b"".join((_MESSAGE, message)))
 
-    async def end(self, status: grpc.StatusCode, why: str) -> None:
+    async def end(self, status: Status, why: str) -> None:
         """Send the end of the call, and give the peer time to read it."""
-        end = End(status=status.value[0], details=why)
+        end = End(status=int(status), details=why)
         with contextlib.suppress(CallError, TimeoutError):
             async with asyncio.timeout(_LINGER_S):
                 await self._call.write(_END + end.SerializeToString())

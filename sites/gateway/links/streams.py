@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from isthmus.protos.frame import unpack_ack
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.links.calls import Call
-from isthmus.sites.gateway.links.frame_calls import CallError
 from isthmus.sites.gateway.links.peer_watch import PeerWatch
 from isthmus.sites.gateway.links.progress import Progress
 from isthmus.sites.gateway.links.send_queue import Outbox
+from isthmus.sites.gateway.links.status import CallError
 from isthmus.sites.gateway.links.transport import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,

@@ -8,8 +8,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final
 
-import grpc
-
 from isthmus.protos.errors import (
     ConfigMismatchError,
     IsthmusError,
@@ -24,7 +22,9 @@ from isthmus.protos.security import exchange_security, explained
 from isthmus.protos.versions import EXCHANGE_PROTOCOL_MAX, EXCHANGE_PROTOCOL_MIN, build
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.links.calls import Call, ask
-from isthmus.sites.gateway.links.frame_calls import FrameCall, Patience, dial
+from isthmus.sites.gateway.links.frame_calls import FrameCall, dial
+from isthmus.sites.gateway.links.keep_alive import Patience
+from isthmus.sites.gateway.links.status import CallError, Status
 from isthmus.topology.spec.world import Endpoint
 
 SERVICE: Final = "isthmus.exchange.v1.Exchange"
@@ -43,12 +43,12 @@ _CONNECT_S = 1.0
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
 """The wait between two attempts to reach a peer is doubled each time, up to this."""
-_REFUSALS: dict[grpc.StatusCode, type[IsthmusError]] = {
-    grpc.StatusCode.FAILED_PRECONDITION: ConfigMismatchError,
-    grpc.StatusCode.ABORTED: StaleGenerationError,
-    grpc.StatusCode.INVALID_ARGUMENT: RemoteProtocolError,
-    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
-    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
+_REFUSALS: dict[Status, type[IsthmusError]] = {
+    Status.FAILED_PRECONDITION: ConfigMismatchError,
+    Status.ABORTED: StaleGenerationError,
+    Status.INVALID_ARGUMENT: RemoteProtocolError,
+    Status.UNAUTHENTICATED: UnauthenticatedError,
+    Status.PERMISSION_DENIED: PermissionDeniedError,
 }
 """Answers that make trying again pointless."""
 
@@ -138,12 +138,12 @@ async def say_hello(call: Call, config: GatewayConfig) -> HelloResponse:
     return await ask(call, greeting(config), HelloResponse)
 
 
-def refusal_of(error: grpc.RpcError, peer: object) -> IsthmusError | None:
+def refusal_of(error: CallError, peer: object) -> IsthmusError | None:
     """Return the error that a peer's refusal means; None if a retry makes sense."""
-    kind = _REFUSALS.get(error.code())
+    kind = _REFUSALS.get(error.status)
     return None if kind is None else kind(f"{peer} refused: {details(error)}")
 
 
-def details(error: grpc.RpcError) -> str:
+def details(error: CallError) -> str:
     """Return an RPC's error in one line."""
-    return explained(error.details() or error.code().name)
+    return explained(error.why or error.status.name)

@@ -21,7 +21,7 @@ from isthmus.protos.exchange.v1 import probe_pb2
 from isthmus.sites.gateway.config import GatewayConfig, PeerLink
 from isthmus.sites.gateway.links.calls import Call, Target, ask, deadline, parsed
 from isthmus.sites.gateway.links.congestion.kernel import Segments, segments_of
-from isthmus.sites.gateway.links.frame_calls import CallError
+from isthmus.sites.gateway.links.status import CallError
 from isthmus.sites.gateway.links.transport import HELLO_METHOD, details, refusal_of, say_hello
 from isthmus.sites.gateway.probing.probe_server import (
     ECHO_METHOD,

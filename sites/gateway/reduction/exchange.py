@@ -203,6 +203,8 @@ class Exchanges:
     def lag_problem(self) -> str:
         """Return why this site, which has come back, can be waited for no longer; empty: it can."""
         has_begun = self._history.has_followed
+        if not has_begun and len(self._by_epoch) == 1:
+            return ""  # as mostly
         num_bytes = sum(
             exchange.results_bytes
             + (exchange.held.num_bytes if exchange.has_begun and has_begun else 0)

@@ -168,8 +168,6 @@ class Executor:
         with self._condition:
             return self._exchanges.held_bytes
 
-    # ---------------------------------------------------------------- residuals
-
     def residuals_of(self, rank: int) -> KeptResiduals:
         """Return copies of the residuals of a rank's shards. Call between its rounds."""
         with self._condition:
@@ -297,9 +295,8 @@ class Executor:
         """
         if round_ <= self.round or self._epochs.may_begin(round_):
             return
-        config = self._config
+        config, now_s = self._config, time.monotonic()
         patience_s = config.rank_wait_s
-        now_s = time.monotonic()
         deadline_s, standstills = now_s + patience_s, Standstills(now_s, config.peer_lost_s)
         while not self._epochs.may_begin(round_):
             if self._epochs.is_over(round_):
@@ -424,11 +421,9 @@ class Executor:
             problem = self._exchanges.lag_problem()
         if problem:
             self._on_failure(failure_of(PeerLostError(problem, self._config.site)))
-        if chunk is None:
-            return
-        if len(frame.payload) <= _HERE_BYTES:
+        if chunk is not None and len(frame.payload) <= _HERE_BYTES:
             self._work(chunk)
-        else:
+        elif chunk is not None:
             self._pool.submit(chunk.order, partial(self._work, chunk))
 
     def _note(self, sender: GatewayId, frame: Frame, bucket: GatewayBucket) -> None:

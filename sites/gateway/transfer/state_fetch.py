@@ -23,7 +23,7 @@ from isthmus.protos.errors import PeerLostError, RemoteProtocolError
 from isthmus.protos.exchange.v1 import state_pb2
 from isthmus.protos.failure import one_line, text_of
 from isthmus.sites.gateway.links.calls import Call, ask, ask_for_bytes, deadline, parsed
-from isthmus.sites.gateway.links.frame_calls import CallError
+from isthmus.sites.gateway.links.status import CallError
 from isthmus.sites.gateway.links.transport import details
 from isthmus.sites.gateway.transfer.state_server import INDEX_METHOD, READ_METHOD
 from isthmus.sites.local.entry_folder import (

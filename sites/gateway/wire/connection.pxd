@@ -25,6 +25,17 @@ cdef extern from *:
         const unsigned char *b = (const unsigned char *)at;
         return (uint32_t)b[0] << 24 | (uint32_t)b[1] << 16 | (uint32_t)b[2] << 8 | b[3];
     }
+    /* The head of a frame of DATA, and a message's prefix if there is room for one. */
+    static inline void store_head(size_t at, Py_ssize_t length, unsigned stream, int prefix,
+                                  Py_ssize_t message) {
+        unsigned char *b = (unsigned char *)at;
+        b[0] = length >> 16, b[1] = length >> 8, b[2] = length;
+        b[3] = b[4] = 0;
+        b[5] = stream >> 24, b[6] = stream >> 16, b[7] = stream >> 8, b[8] = stream;
+        if (!prefix) return;
+        b[9] = 0;
+        b[10] = message >> 24, b[11] = message >> 16, b[12] = message >> 8, b[13] = message;
+    }
     static inline Py_ssize_t receive(int fd, size_t at, Py_ssize_t length, size_t at2,
                                      Py_ssize_t length2) {
         struct iovec parts[2] = {{(void *)at, (size_t)length}, {(void *)at2, (size_t)length2}};
@@ -108,6 +119,7 @@ cdef extern from *:
     void move(size_t to, size_t source, Py_ssize_t length) noexcept nogil
     unsigned int load8(size_t at) noexcept nogil
     unsigned int load32(size_t at) noexcept nogil
+    void store_head(size_t at, Py_ssize_t length, unsigned int stream, int prefix, Py_ssize_t message) noexcept nogil
     Py_ssize_t receive(int fd, size_t at, Py_ssize_t length, size_t at2, Py_ssize_t length2) noexcept nogil
     Py_ssize_t transmit(int fd, size_t *starts, Py_ssize_t *lengths, int first, int count, Py_ssize_t room) noexcept nogil
     void use_tls(size_t reads, size_t writes, size_t why, size_t forgets, size_t last) noexcept
@@ -153,11 +165,15 @@ cdef class Reader:
 cdef class Writer:
     cdef readonly long long left_bytes
     cdef public size_t session
+    cdef public unsigned int stream
+    cdef public Py_ssize_t frame_bytes, connection_window, stream_window
     cdef object _waiting
     cdef object _loaded
-    cdef object _record
-    cdef int _first, _count
-    cdef size_t _record_at
+    cdef object _own, _message
+    cdef int _first, _count, _prefix_left
+    cdef size_t _message_at
+    cdef Py_ssize_t _message_left
+    cdef size_t _own_at
     cdef Py_ssize_t _pending
     cdef size_t _starts[64]
     cdef Py_ssize_t _lengths[64]
@@ -169,7 +185,16 @@ cdef class Writer:
     cdef Py_ssize_t _encipher(self, Py_ssize_t room) noexcept nogil
 
     cdef void _skip(self, Py_ssize_t num_bytes) noexcept nogil
-    cdef void _load(self)
+    cpdef post(self, message)
+
+    @cython.locals(taken=Py_ssize_t)
+    cdef _load(self)
+
+    @cython.locals(at=size_t)
+    cdef _add_frame(self, Py_ssize_t taken)
+
+    cdef _add(self, object owner, size_t at, Py_ssize_t length)
+    cdef Py_ssize_t _sendable(self) noexcept nogil
     cdef void _drop(self)
 
 

@@ -7,9 +7,10 @@ numbers in both.
 
 `Reader` parses frames of DATA and gRPC's messages in them: of a message that comes in ten pieces
 the interpreter hears twice, when it begins and when it is complete. All other frames are
-`http2.py`'s. `Writer` sends pieces of memory with few system calls, and `Line` keeps it below the
-limit on unacknowledged bytes. In a turn, an `Engine` reads and writes on all connections of an
-event loop, without the interpreter's lock, and then tells of those that have something to tell.
+`http2.py`'s. `Writer` puts messages into frames, as the peer's window permits, and sends these with
+few system calls. `Line` keeps it below the limit on unacknowledged bytes. In a turn, an `Engine`
+reads and writes on all connections of an event loop, without the interpreter's lock, and then tells
+of those that have something to tell.
 
 Sizes are in bytes.
 """
@@ -39,6 +40,7 @@ if not cython.compiled:
         move,
         receive,
         set_mark,
+        store_head,
         tls_failure,
         transmit,
         unacknowledged,
@@ -64,6 +66,11 @@ PREFIX_BYTES: Final = 5
 _PIECES: Final = 64
 _RECORD_BYTES: Final = 16 << 10
 """Longest record of TLS."""
+_HEAD_ROOM: Final = 16
+"""A frame's head and a message's prefix take 14."""
+_FRAME_FIRST: Final = 16 << 10
+"""Longest frame for a peer that has announced no other limit."""
+_WINDOW_FIRST: Final = 65_535
 _LINES_MAX: Final = 8192
 _EVENTS_MAX: Final = 256
 _READABLE: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
@@ -323,19 +330,33 @@ class Reader:
 
 
 class Writer:
-    """Pieces of memory to be sent, in order."""
+    """Pieces of memory to be sent, in order, and a message that is put into frames."""
 
     def __init__(self) -> None:
         self.left_bytes = 0
         self._waiting: deque[bytes | memoryview] = deque()
-        self._loaded: deque[bytes | memoryview] = deque()
+        self._loaded: deque[bytes | bytearray | memoryview] = deque()
         """The first pieces, whose addresses are known."""
         self.session = 0
         """OpenSSL's session, if it is TLS (`tls.py`)."""
-        self._record = bytearray(_RECORD_BYTES)
-        self._record_at = address_of(self._record)
+        self._own = bytearray(_RECORD_BYTES + _PIECES * _HEAD_ROOM)
+        """Memory for a record of TLS, and for heads of frames."""
+        self._own_at = address_of(self._own)
         self._pending = 0
         """Length of a record that TLS wants again, for the socket was full."""
+        self.stream = 0
+        """The call's stream."""
+        self.frame_bytes = _FRAME_FIRST
+        """Longest frame that the peer takes."""
+        self.connection_window = _WINDOW_FIRST
+        self.stream_window = _WINDOW_FIRST
+        """Bytes of data that the peer takes at present: of all streams, and of the call's."""
+        self._message: bytes | memoryview | None = None
+        """The message under way, while some of it is in no frame."""
+        self._message_at = 0
+        self._message_left = 0
+        self._prefix_left = 0
+        """Length of the message's prefix, if it is in no frame."""
         self._first = 0
         self._count = 0
         if not cython.compiled:
@@ -344,25 +365,55 @@ class Writer:
     def __len__(self) -> int:
         return len(self._loaded) + len(self._waiting)
 
+    @property
+    def sendable_bytes(self) -> int:
+        """Longest next frame of DATA; 0 or less: the peer has to make room."""
+        return self._sendable()
+
+    @property
+    def has_message(self) -> bool:
+        """Whether some of the message under way is in no frame."""
+        return self._message is not None
+
     def push(self, piece: bytes | memoryview) -> None:
         """Queue a piece, which is kept and must not change until it is sent."""
         if len(piece):
             self._waiting.append(piece)
             self.left_bytes += len(piece)
 
+    def post(self, message: bytes | memoryview) -> None:
+        """Queue a message behind all pieces, when there is no other.
+
+        It is kept and must not change. Pieces that are pushed later go between its frames.
+        """
+        assert self._message is None, "one message after the other"
+        self._message = message
+        self._message_left = len(message)
+        self._message_at = address_of(message) if len(message) else 0
+        self._prefix_left = 5
+
+    def give_up(self) -> None:
+        """Send no more of the message under way than is in frames."""
+        self._message = None
+
     def clear(self) -> None:
         """Drop all pieces."""
         self._waiting.clear()
         self._loaded.clear()
+        self._message = None
         self.left_bytes = 0
         self._first = self._count = 0
 
-    def first(self, most_bytes: int) -> memoryview:
-        """Return the first piece, or its beginning; there must be one. Then call `skip`."""
+    def load(self) -> bool:
+        """Make `first` available; return whether there is anything to be sent now."""
         self._load()
+        return self._count > 0
+
+    def first(self, most_bytes: int) -> memoryview:
+        """Return the first piece, or its beginning, after `load`. Then call `skip`."""
         first = memoryview(self._loaded[0])
-        begin = len(first) - self._lengths[self._first]
-        return first[begin : begin + most_bytes]
+        begin = self._starts[self._first] - address_of(first)
+        return first[begin : begin + min(most_bytes, self._lengths[self._first])]
 
     def skip(self, num_bytes: int) -> None:
         """Count bytes of the first piece, which the caller has sent, as sent."""
@@ -376,10 +427,39 @@ class Writer:
         self._first = 0
         while self._waiting and self._count < 64:
             piece = self._waiting.popleft()
-            self._loaded.append(piece)
-            self._starts[self._count] = address_of(piece)
-            self._lengths[self._count] = len(piece)
-            self._count += 1
+            self._add(piece, address_of(piece), len(piece))
+        while self._message is not None and self._count < 63:
+            taken = min(self._sendable() - self._prefix_left, self._message_left)
+            if taken < 0 or (taken == 0 and self._message_left > 0):
+                return
+            self._add_frame(taken)
+
+    def _add_frame(self, taken: int) -> None:
+        """Put as much of the message into a frame."""
+        at = self._own_at + _RECORD_BYTES + _HEAD_ROOM * self._count
+        self.connection_window -= self._prefix_left + taken
+        self.stream_window -= self._prefix_left + taken
+        store_head(
+            at, self._prefix_left + taken, self.stream, self._prefix_left, self._message_left
+        )
+        self.left_bytes += 9 + self._prefix_left + taken
+        self._add(self._own, at, 9 + self._prefix_left)
+        self._prefix_left = 0
+        if taken > 0 and self._message is not None:
+            self._add(self._message, self._message_at, taken)
+            self._message_at += taken
+            self._message_left -= taken
+        if self._message_left == 0:
+            self._message = None
+
+    def _add(self, owner: bytes | bytearray | memoryview, at: int, length: int) -> None:
+        self._loaded.append(owner)
+        self._starts[self._count] = at
+        self._lengths[self._count] = length
+        self._count += 1
+
+    def _sendable(self) -> int:
+        return min(self.frame_bytes, min(self.connection_window, self.stream_window))
 
     def _drop(self) -> None:
         """Release the pieces that were sent."""
@@ -416,14 +496,14 @@ class Writer:
             index = self._first
             while taken < length and index < self._first + self._count:
                 copy(
-                    self._record_at + taken,
+                    self._own_at + taken,
                     self._starts[index],
                     min(self._lengths[index], length - taken),
                 )
                 taken += min(self._lengths[index], length - taken)
                 index += 1
             length = taken
-            taken = encipher(self.session, self._record_at, length)
+            taken = encipher(self.session, self._own_at, length)
         self._pending = length if is_block(taken) else 0
         return taken
 

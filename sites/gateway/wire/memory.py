@@ -71,6 +71,14 @@ def load32(at: int) -> int:
     return int.from_bytes(ctypes.string_at(at, 4))
 
 
+def store_head(at: int, length: int, stream: int, prefix: int, message: int) -> None:
+    """Write the head of a frame of DATA, and a message's prefix if there is room for one."""
+    head = length.to_bytes(3) + bytes(2) + stream.to_bytes(4)
+    if prefix:
+        head += bytes(1) + message.to_bytes(4)
+    ctypes.memmove(at, head, len(head))
+
+
 def receive(descriptor: int, at: int, length: int, at2: int, length2: int) -> int:
     """Read into two places, one after the other; return how much, or -errno."""
     parts = (_Piece * 2)(_Piece(at, length), _Piece(at2, length2))
