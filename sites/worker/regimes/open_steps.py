@@ -45,6 +45,8 @@ class OpenSteps(LocalSteps):
     """The latest step of the run that has ended, or with which a round has."""
     _spare: Mapping[str, torch.Tensor] | None = None
     """Where parameters arrive in rounds that the site is passed over in; None: there were none."""
+    _num_passed = 0
+    """How often the site was passed over, each time for a round or several."""
     _landing: Landing | None = None
     """What the latest step has ended."""
 
@@ -177,12 +179,19 @@ class OpenSteps(LocalSteps):
             with written(self._trained) as flats:
                 for name, each in flats.items():
                     each.copy_(self._spare[name])
+            self._note_passed_over(landing.step)
+        return landing
+
+    def _note_passed_over(self, step: int) -> None:
+        """Tell people the first time, the second, the fourth, and so on."""
+        self._num_passed += 1
+        if self._num_passed & (self._num_passed - 1) == 0:
             took_s = self._now_s() - self._step_began_s
             self._tell(
-                f"rounds wait for nobody (regime.min_steps): the site was passed over until the "
-                f"one that ended with step {landing.step}, for a step took {took_s:.3g} s"
+                "rounds wait for nobody (regime.min_steps): the site was passed over until the one "
+                f"that ended with step {step}, while a step took {took_s:.3g} s; so far "
+                f"{self._num_passed} times"
             )
-        return landing
 
     def _end_round(self, round_: Round) -> None:
         self._landed.append(round_)
