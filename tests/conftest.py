@@ -20,6 +20,7 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped] 
 from isthmus.orchestrator.emulator.site_namespaces import netns_problem
 from scripts.environment import ensure_compiled
 from tests.fakes.reaper import MARK, begin
+from tests.fakes.s3 import S3, SETTINGS, s3_server
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -56,6 +57,15 @@ SHARED = (
 """Where the tests of a file share what takes long to make."""
 PURE = {"topology", "sim"}
 """Folders of tests that only compute. With coverage they take three times as long."""
+
+
+@pytest.fixture(scope="session")
+def s3() -> Generator[S3]:
+    """An S3 server, which all processes of a test find by their environment."""
+    with s3_server() as server, pytest.MonkeyPatch.context() as environment:
+        for name, value in {**SETTINGS, "AWS_ENDPOINT_URL": server.address}.items():
+            environment.setenv(name, value)
+        yield server
 
 
 REAPER = pytest.StashKey[subprocess.Popen[bytes]]()

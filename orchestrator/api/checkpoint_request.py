@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from isthmus.orchestrator.api.checkpoint_choice import store_of
+from isthmus.orchestrator.api.checkpoint_choice import run_stores
 from isthmus.orchestrator.client.run_reader import TERMINAL, RunReader
 from isthmus.orchestrator.interruption import INTERRUPTION
 from isthmus.protos import metrics
@@ -28,7 +28,7 @@ def saved(reader: RunReader, home: Path, deadline_s: float) -> str:
         NoCheckpointError: the run keeps none.
     """
     run = reader.get()
-    store = store_of(run.run_id, home)
+    stores = run_stores(run.run_id, home)
     if run.state in TERMINAL:
         return "the run has ended"
     before = _latest_step(run)
@@ -42,17 +42,17 @@ def saved(reader: RunReader, home: Path, deadline_s: float) -> str:
         times_s.append(_RATE_S / (latest - before))  # one step's time says little of short ones
     shortest_s = min(times_s, default=0.0)
     try:
-        step = _answered(deadline_s, lambda: request_checkpoint(store, latest, shortest_s))
+        step = _answered(deadline_s, lambda: request_checkpoint(stores, latest, shortest_s))
         while time.monotonic() < deadline_s:
-            found = _answered(deadline_s, lambda: saved_step(store, step, latest))
+            found = _answered(deadline_s, lambda: saved_step(stores, step, latest))
             if found is not None:
-                return f"checkpoint of step {found} in {store}"
+                return f"checkpoint of step {found} in {' or '.join(stores)}"
             if reader.get().state in TERMINAL:
                 return "the run has ended"
             INTERRUPTION.check()
             time.sleep(_LOOK_S)
     except TimeoutError:
-        return f"warning: no checkpoint: {store} does not answer"
+        return f"warning: no checkpoint: {' or '.join(stores)} does not answer"
     return f"warning: no checkpoint of step {step} in time"
 
 

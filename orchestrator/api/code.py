@@ -160,8 +160,8 @@ def _outputs(pair: Pair, home: Path) -> list[Path]:
     """Return the folders into which isthmus itself writes."""
     job, folder = pair.job, pair.job_path.absolute().parent
     found = [home, home / "runs", home / UP, home / KEPT]
-    if job.checkpoint is not None and "://" not in job.checkpoint.to:
-        found.append(folder / job.checkpoint.to)
+    if job.checkpoint is not None:
+        found += [folder / store for store in job.checkpoint.to if "://" not in store]
     if job.exporters.tensorboard is not None and job.exporters.tensorboard.folder is not None:
         found.append(folder / job.exporters.tensorboard.folder)
     return [Path(os.path.abspath(each)) for each in found]  # noqa: PTH100

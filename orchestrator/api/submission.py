@@ -22,7 +22,7 @@ from isthmus.orchestrator.documents import Pair, passed_on, protect
 from isthmus.orchestrator.interruption import INTERRUPTION
 from isthmus.orchestrator.run_folder.home import LOG, TOPOLOGY, RunFolder, claim_run_folder
 from isthmus.orchestrator.run_folder.log_files import last_line
-from isthmus.protos.checkpoint.store import joined
+from isthmus.protos.checkpoint.store import stores_of
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.own_processes import own_command
 from isthmus.topology.spec.job_paths import anchored_checkpoint
@@ -137,7 +137,7 @@ def _remember_checkpoints(pair: Pair, folder: RunFolder) -> None:
     """Note what `launch --resume` and `isthmus checkpoints` will look for."""
     if pair.job.checkpoint is not None:
         anchored = anchored_checkpoint(pair.job.checkpoint, pair.job_path.absolute().parent)
-        folder.remember_checkpoints(joined(anchored.to, folder.run_id), anchored.resume)
+        folder.remember_checkpoints(stores_of(anchored.to, folder.run_id), anchored.resume)
 
 
 def _submit_to(

@@ -37,7 +37,7 @@ def command() -> None:
 @with_output
 def list_command(output: Output, choice: str, home: Path | None) -> int:
     """List the checkpoints of RUN, by default the latest, newest first; see verify."""
-    _, found = named_checkpoints(choice, home_folder(home))
+    _, found = named_checkpoints(output.note, choice, home_folder(home))
     looked = [_looked_at(each, StoredCheckpoint.manifest) for each in found]
     lines = "\n".join(_line(each) for each in looked) or "no checkpoints"
     return output.result({"checkpoints": looked}, lines)
@@ -49,7 +49,7 @@ def list_command(output: Output, choice: str, home: Path | None) -> int:
 @with_output
 def verify_command(output: Output, choice: str, home: Path | None) -> int:
     """Read all files of RUN's checkpoints, by default the latest run's, and compare digests."""
-    _, found = named_checkpoints(choice, home_folder(home))
+    _, found = named_checkpoints(output.note, choice, home_folder(home))
     looked = [_looked_at(each, StoredCheckpoint.verified) for each in found]
     bad: list[Mapping[str, Any]] = [each for each in looked if each["problem"]]
     if bad:

@@ -63,7 +63,7 @@ class Kept:
             "ended_wall_s": self.run.ended_wall_s or None,
             "bytes": self.num_bytes,
             "folders": [str(each) for each in self.folders],
-            "checkpoints": self.folder.checkpoint_store,
+            "checkpoints": self.folder.checkpoint_stores,
         }
 
 
@@ -191,6 +191,6 @@ def _remove(output: Output, kept: Sequence[Kept], *, yes: bool) -> int:
             raise CommandError("REFUSED", "nothing was removed")
     for each in kept:
         remove(list(each.folders))
-    stores = [str(view["checkpoints"]) for view in views if view["checkpoints"]]
+    stores = [store for view in views for store in view["checkpoints"]]
     stay = f"\ncheckpoints stay: {', '.join(stores)}" if stores else ""
     return output.result(data, f"removed {what}{stay}")

@@ -204,6 +204,10 @@ class EventKind(StrEnum):
         "checkpoint.failed", "checkpoint of step {step} failed at site {site}: {reason}",
         Seen(is_note=True, exported="failure"),
     )
+    STORE_FAILED = (
+        "store.failed", "site {site} could not write the checkpoint of step {step} to {reason}",
+        Seen(is_note=True, exported="failure"),
+    )
     CHECKPOINT_STAYS = (
         "checkpoint.stays", "checkpoint of step {step} cannot be removed at site {site}: {reason}",
         NOTE,
@@ -265,7 +269,12 @@ class EventKind(StrEnum):
 
 
 STORAGE_FAILURES = frozenset(
-    {EventKind.CHECKPOINT_FAILED, EventKind.CHECKPOINT_STAYS, EventKind.STATE_FAILED}
+    {
+        EventKind.CHECKPOINT_FAILED,
+        EventKind.STORE_FAILED,
+        EventKind.CHECKPOINT_STAYS,
+        EventKind.STATE_FAILED,
+    }
 )
 """A site could not write, or remove, something in storage."""
 

@@ -74,13 +74,14 @@ class Examined:
     """Links of the topology that are quicker than light."""
 
     @property
-    def checkpoints(self) -> str | None:
-        """The folder of the job's checkpoints; None: there is none, or it is no folder."""
-        if self.job is None or self.job.checkpoint is None or "://" in self.job.checkpoint.to:
-            return None
+    def checkpoints(self) -> list[str]:
+        """The folders of the job's checkpoints."""
+        if self.job is None or self.job.checkpoint is None:
+            return []
         assert self.job_path is not None
         folder = os.path.abspath(self.job_path.parent)  # noqa: PTH100 - a link stays as written
-        return os.path.join(folder, self.job.checkpoint.to)  # noqa: PTH118
+        stores = [store for store in self.job.checkpoint.to if "://" not in store]
+        return [os.path.join(folder, store) for store in stores]  # noqa: PTH118
 
     def wanted(self, sites: Sequence[Site]) -> Wanted:
         """Return what the machine of these sites is asked."""
@@ -91,9 +92,7 @@ class Examined:
             if job_folder or not sites or sites[0].launcher.kind == "local":  # else it is carried
                 files = wanted_files(self.job, self.job_path, job_folder)
         names = {site.name for site in sites}
-        folders = [str(self.home / "runs")]
-        if self.checkpoints is not None:
-            folders.append(self.checkpoints)
+        folders = [str(self.home / "runs"), *self.checkpoints]
         return dataclasses.replace(
             files,
             addresses=tuple(dict.fromkeys(host for site in sites for host in bound_hosts(site))),
@@ -212,14 +211,16 @@ def _store(examined: Examined) -> list[Finding]:
     Nothing is asked of the store itself.
     """
     job = examined.job
-    if job is None or job.checkpoint is None or "://" not in job.checkpoint.to:
+    if job is None or job.checkpoint is None:
         return []
-    try:
-        with opened(job.checkpoint.to):
-            return []
-    except OSError as error:
-        url = job.checkpoint.to
-        return [finding("checkpoints-not-openable", url=url, error=error.strerror)]
+    found = []
+    for url in (store for store in job.checkpoint.to if "://" in store):
+        try:
+            with opened(url):
+                pass
+        except OSError as error:
+            found.append(finding("checkpoints-not-openable", url=url, error=error.strerror))
+    return found
 
 
 def _hosts(site: Site) -> tuple[Site, list[Site]]:

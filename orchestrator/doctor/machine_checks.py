@@ -6,7 +6,7 @@ import dataclasses
 import errno
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +70,7 @@ class Machine:
 def machine_findings(
     machine: Machine,
     topology: Topology,
-    checkpoints: str | None = None,
+    checkpoints: Collection[str] = (),
     job: Job | None = None,
 ) -> list[Finding]:
     """Return what is wrong with one machine.
@@ -78,7 +78,7 @@ def machine_findings(
     Args:
         machine: The machine. Of its folders, all but `checkpoints` hold a run's files.
         topology: The sites that take part.
-        checkpoints: The folder of the job's checkpoints, if it has one.
+        checkpoints: The folders of the job's checkpoints.
         job: What will run; None: anything.
     """
     return [
@@ -175,9 +175,9 @@ def _open_files(machine: Machine, topology: Topology) -> tuple[int, int]:
     return least, most
 
 
-def _folders(machine: Machine, checkpoints: str | None) -> Iterator[Finding]:
+def _folders(machine: Machine, checkpoints: Collection[str]) -> Iterator[Finding]:
     for folder in machine.facts.folders:
-        is_checkpoints = folder.path == checkpoints
+        is_checkpoints = folder.path in checkpoints
         of = "/checkpoints" if is_checkpoints else ""
         is_refused = folder.error is not None and not folder.error.endswith(_NO_SPACE)
         free_bytes, free_files = folder.free_bytes, folder.free_files

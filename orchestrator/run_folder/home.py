@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from isthmus.protos.user_state import user_state_folder
 ANNOUNCED = "coordinator.json"
 """Written by a coordinator when it listens: {"address", "pid", "generation"}."""
 CHECKPOINTS = "checkpoints.json"
-"""Written by launch for a run with checkpoints: {"store", "resumed"}, both a folder or URL."""
+"""Written by launch for a run with checkpoints: {"stores", "resumed"}, folders or URLs."""
 CODE = "code.json"
 """Written by launch for a job with files: {"digest", "source"}."""
 PLAN = "plan.json"
@@ -118,15 +118,16 @@ class RunFolder:
         is_noted = noted and living and noted.rpartition(":")[2] == living.rpartition(":")[2]
         return noted if is_noted else living  # it may be dialled by another name than it binds
 
-    def remember_checkpoints(self, store: str, resumed: str | None) -> None:
-        """Record the run's checkpoint store, and the checkpoint that it resumes from."""
-        written = json.dumps({"store": store, "resumed": resumed})
+    def remember_checkpoints(self, stores: Sequence[str], resumed: str | None) -> None:
+        """Record the run's checkpoint stores, and the checkpoint that it resumes from."""
+        written = json.dumps({"stores": [*stores], "resumed": resumed})
         (self.path / CHECKPOINTS).write_text(written + "\n")
 
     @property
-    def checkpoint_store(self) -> str | None:
-        """Folder or URL of the run's checkpoints; None: it has none."""
-        return _string(read_object(self.path / CHECKPOINTS), "store")
+    def checkpoint_stores(self) -> tuple[str, ...]:
+        """Folders or URLs of the run's checkpoints; empty: it has none."""
+        stores = read_object(self.path / CHECKPOINTS).get("stores")
+        return tuple(map(str, stores)) if isinstance(stores, list) else ()
 
     @property
     def resumed_checkpoint(self) -> str | None:

@@ -1,4 +1,4 @@
-"""The store of a run's checkpoints: a folder, or a URL that fsspec supports.
+"""A store of a run's checkpoints: a folder, or a URL that fsspec supports.
 
 STORE/step-00000100/       a checkpoint: manifest.json, and the files that it names
 STORE/.step-00000100.g1/   under way, or left by killed writers; only in a folder: an object store
@@ -41,6 +41,11 @@ def joined(place: str, *parts: str) -> str:
     return "/".join([place.rstrip("/"), *parts])
 
 
+def stores_of(places: Sequence[str], run: str) -> tuple[str, ...]:
+    """Return a run's stores, at the places that its job names."""
+    return tuple(joined(place, run) for place in places)
+
+
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
     """A folder with the name of a checkpoint, possibly damaged."""
@@ -52,6 +57,11 @@ class StoredCheckpoint:
     def name(self) -> str:
         """The folder's own name."""
         return self.place.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def store(self) -> str:
+        """The store that it is in."""
+        return self.place.rstrip("/").rpartition("/")[0]
 
     @property
     def step(self) -> int:
@@ -96,9 +106,11 @@ class StoredCheckpoint:
         """
         with opened(self.place) as (files, root):
             with suppress(FileNotFoundError):
-                files.rm(f"{root}/{MANIFEST}")
+                files.rm_file(f"{root}/{MANIFEST}")
+            for path in files.find(root):  # `rm` takes brackets in a URL for a pattern
+                files.rm_file(path)
             with suppress(FileNotFoundError):
-                files.rm(root, recursive=True)
+                files.rm(root, recursive=True)  # folders, where the storage has them
 
     def verified(self, part: slice = slice(None)) -> Manifest:
         """Verify the manifest's files, or those in `part`, by their digests.
@@ -109,10 +121,16 @@ class StoredCheckpoint:
         """
         manifest = self.manifest()
         for each in manifest.files[part]:
-            self._verify(each)
+            self.verify(each)
         return manifest
 
-    def _verify(self, stored: StoredFile) -> None:
+    def verify(self, stored: StoredFile) -> None:
+        """Read a file, and compare its digest.
+
+        Raises:
+            BadCheckpointError: it is missing, cut short or changed.
+            OSError: the storage does not answer.
+        """
         try:
             with opened(self.place) as (files, root):
                 path = f"{root}/{stored.path}"
@@ -162,14 +180,24 @@ def newest_good(
 ) -> Iterator[tuple[StoredCheckpoint, Manifest | BadCheckpointError]]:
     """Yield checkpoints with their errors, up to the first good one with its manifest.
 
+    A store that does not answer is passed over if there are others.
+
     Raises:
-        OSError: the storage does not answer.
+        OSError: no store answers.
     """
+    silent: set[str] = set()
     for each in stored:
+        if each.store in silent:
+            continue
         try:
             yield each, each.verified()
         except BadCheckpointError as error:
             yield each, error
+        except OSError as error:
+            silent.add(each.store)
+            if silent.issuperset(other.store for other in stored):
+                raise
+            yield each, BadCheckpointError(f"{each.place}: {text_of(error)}")
         else:
             return
 

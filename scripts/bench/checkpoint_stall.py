@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
         state, exchange = TrainingState(model, optimizer), ExchangeState(None, None, None)
         checkpoints = Checkpoints(
             settings=Checkpoint(every_steps=EVERY, keep=1),
-            place=place,
+            places=[place],
             device=device,
             state=state,
             objects=RunObjects(state, {}, exchange),
@@ -88,6 +88,7 @@ def run(options: argparse.Namespace) -> None:
             sync_every=1,
             on_written=lambda *values: written.append(values),
             on_failed=lambda *_: None,
+            on_store_failed=lambda *_: None,
             on_stays=lambda *_: None,
             on_waiting=lambda: None,
         )

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 async def save_before_end(
-    store: str,
+    stores: tuple[str, ...],
     latest_step: int,
     step_times_s: Sequence[float],
     within_s: float,
@@ -31,7 +31,7 @@ async def save_before_end(
     """Have all sites write a checkpoint, and wait; return in time even if the store hangs.
 
     Args:
-        store: URL of the run's checkpoint store.
+        stores: Folders or URLs of the run's checkpoint stores.
         latest_step: Latest step known of any rank here.
         step_times_s: Durations of the latest steps.
         within_s: Time limit.
@@ -42,7 +42,7 @@ async def save_before_end(
         Why no checkpoint was written; empty if it was.
     """
     shortest_s = min(step_times_s, default=0.0)
-    ahead = steps_ahead(store, shortest_s)
+    ahead = steps_ahead(stores, shortest_s)
     ahead += -(latest_step + ahead) % sync_every
     comes_s = ahead * statistics.median(step_times_s) if step_times_s else 0.0
     if comes_s > within_s:
@@ -54,14 +54,14 @@ async def save_before_end(
     try:
         async with asyncio.timeout(within_s):
             try:
-                step = await _in_thread(request_checkpoint, store, latest_step, shortest_s)
+                step = await _in_thread(request_checkpoint, stores, latest_step, shortest_s)
             except OSError as error:
                 return f"none can be asked for: {one_line(text_of(error))}"
             log.info("waiting for the checkpoint of step %d", step)
             why = f"that of step {step} was not written in time"
             while not ended.is_set():
                 try:
-                    if await _in_thread(saved_step, store, step, latest_step) is not None:
+                    if await _in_thread(saved_step, stores, step, latest_step) is not None:
                         return ""
                 except OSError as error:  # try again at the next poll
                     why = f"that of step {step} cannot be seen: {one_line(text_of(error))}"

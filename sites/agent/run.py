@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from isthmus.protos import metrics
-from isthmus.protos.checkpoint.store import joined
+from isthmus.protos.checkpoint.store import stores_of
 from isthmus.protos.control.v1.control_pb2 import (
     AgentMessage,
     CancelSettle,
@@ -186,7 +186,7 @@ class SiteRun:
         if checkpoint is None:
             return ""
         why_not = await save_before_end(
-            joined(checkpoint.to, self.run_id),
+            stores_of(checkpoint.to, self.run_id),
             self._latest_step,
             list(self._step_times_s),
             within_s,

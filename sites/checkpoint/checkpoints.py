@@ -28,7 +28,7 @@ from isthmus.protos.failure import reason_of
 from isthmus.sites.checkpoint.exchange_state import ExchangeState
 from isthmus.sites.checkpoint.interval import Interval
 from isthmus.sites.checkpoint.own_state import generator_states, restore_generators
-from isthmus.sites.checkpoint.place import Place, asked_path
+from isthmus.sites.checkpoint.place import Place
 from isthmus.sites.checkpoint.reader import CheckpointReader
 from isthmus.sites.checkpoint.request_watch import RequestWatch
 from isthmus.sites.checkpoint.run_objects import RunObjects
@@ -72,7 +72,7 @@ class Checkpoints:
         self,
         *,
         settings: Checkpoint,
-        place: Place,
+        places: Sequence[Place],
         device: torch.device,
         state: TrainingState,
         objects: RunObjects,
@@ -83,6 +83,7 @@ class Checkpoints:
         sync_every: int,
         on_written: Callable[[int, float, int, float], None],
         on_failed: Callable[[int, str], None],
+        on_store_failed: Callable[[int, str], None],
         on_stays: Callable[[int, str], None],
         on_waiting: Callable[[], None],
     ) -> None:
@@ -90,7 +91,7 @@ class Checkpoints:
 
         Args:
             settings: checkpoint settings of the job.
-            place: this rank's place among the writers, and the store.
+            places: this rank's place among the writers, for each store.
             device: device of this rank.
             state: model and optimizer.
             objects: further objects to save.
@@ -102,12 +103,15 @@ class Checkpoints:
             on_written: called from a thread with step, seconds, bytes, and seconds that training
                 waited, at the publishing site.
             on_failed: called from a thread with step and reason if this rank could not write.
+            on_store_failed: called from a thread with step and reason if it could not write into
+                one of several stores.
             on_stays: called from a thread with step and reason if an old checkpoint could not be
                 removed.
             on_waiting: called every second while training waits for the previous checkpoint.
         """
         self._settings = settings
-        self._place = place
+        self._places = places
+        self._place = places[0]
         self._device = device
         self._state = state
         self._objects = objects
@@ -120,10 +124,11 @@ class Checkpoints:
         self._on_written = on_written
         self._staging = Staging(device)
         self._writer = CheckpointWriter(
-            place,
+            places,
             self._staging.wait,
             self._tell_written,
             on_failed,
+            on_store_failed,
             on_stays,
             on_waiting,
             self._absent,
@@ -172,7 +177,7 @@ class Checkpoints:
         """
         self._agree, self._last_step = agree, step
         self._interval = Interval(self._settings, step, agree)
-        self._watch = RequestWatch(self._place.store)
+        self._watch = RequestWatch([place.store for place in self._places])
 
     def watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[RemovableHandle]:
         """Save after steps of `optimizers`. The first one's steps are counted as the run's.
@@ -285,9 +290,7 @@ class Checkpoints:
     def _copy(self, due: _Due) -> None:
         """Copy the whole pending checkpoint now."""
         begin_s = time.monotonic()
-        due.residuals.append(
-            self._place.staging(due.step) / asked_path(self._place, len(due.residuals))
-        )
+        due.residuals.append(self._place.asked(due.step, len(due.residuals)))
         snapshot = due.snapshot = Snapshot(
             step=due.step,
             publishes=due.publishes,

@@ -29,19 +29,25 @@ def remove_parts(place: Place, through_step: int) -> None:
     """Remove this site's leftovers of steps up to `through_step`, which it no longer writes.
 
     All ranks of the site may call this; one does the work. A failed removal is retried at the next
-    checkpoint.
+    checkpoint. At a URL there is nothing to tell leftovers from what is being written: they go with
+    `remove_superseded`.
     """
-    if not place.cleans:
+    if place.rank != 0 or place.is_remote:
         return
-    for folder in _half_written(place, through_step):
+    for folder in _half_written(Path(place.store), place.generation, through_step):
         part = folder / OWN / place.site
         with suppress(OSError):
-            if place.is_remote:  # all files are this site's, and uploaded or given up
-                shutil.rmtree(folder)
-            elif (part / PUBLISHES).exists():
+            if (part / PUBLISHES).exists():
                 _give_up(folder, part)
             elif part.exists() and not (part / LIST).exists():
                 shutil.rmtree(part)
+
+
+def remove_asked(place: Place, through_step: int) -> None:
+    """Remove what the node's gateway wrote for steps up to `through_step`."""
+    if place.local_rank == 0:
+        for folder in _half_written(place.local, place.generation, through_step):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _give_up(folder: Path, own: Path) -> None:
@@ -70,8 +76,9 @@ def remove_superseded(place: Place, step: int) -> list[tuple[int, str]]:
     Returns:
         (step, reason) of those that could not be removed.
     """
-    for left in _half_written(place, step - 1):
-        shutil.rmtree(left, ignore_errors=True)
+    if not place.is_remote:
+        for left in _half_written(Path(place.store), place.generation, step - 1):
+            shutil.rmtree(left, ignore_errors=True)
     try:
         superseded = _superseded(place, step)
     except OSError as error:
@@ -91,13 +98,13 @@ def _superseded(place: Place, step: int) -> list[StoredCheckpoint]:
     return [each for each in found if each.step < step and each not in kept]
 
 
-def _half_written(place: Place, through_step: int) -> list[Path]:
+def _half_written(root: Path, own_generation: int, through_step: int) -> list[Path]:
     """Return unfinished folders of steps up to `through_step`, and of earlier generations."""
     folders = []
     with suppress(OSError):
-        for folder in place.staging_root.glob(".step-*"):
+        for folder in root.glob(".step-*"):
             if match := _HALF_WRITTEN.fullmatch(folder.name):
                 step, generation = map(int, match.groups())
-                if (generation, step) <= (place.generation, through_step):
+                if (generation, step) <= (own_generation, through_step):
                     folders.append(folder)
     return folders

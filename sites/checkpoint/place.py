@@ -1,4 +1,4 @@
-"""The paths of a rank's files of a checkpoint, while it is written and afterwards."""
+"""A rank's part in writing a checkpoint, and the paths of its files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.protos.checkpoint.store import checkpoint_name
+from isthmus.protos.checkpoint.store import checkpoint_name, joined
 
 SHARED, OWN = "shared", "own"
 OBJECTS = f"{SHARED}/objects.pt"
@@ -18,12 +18,12 @@ PUBLISHES = "publishes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A rank's position among the writers, and the store."""
+    """A rank's position among the writers, and one store."""
 
     store: str
     """The run's folder or URL."""
     local: Path
-    """Local folder of the site or node for files to be uploaded."""
+    """Local folder of the node, for files that its gateway writes."""
     run: str
     job: str
     generation: int
@@ -40,19 +40,16 @@ class Place:
         """Whether the store is a URL, with neither folders nor renames."""
         return "://" in self.store
 
-    @property
-    def cleans(self) -> bool:
-        """Whether this rank cleans the folder of `staging` on behalf of all."""
-        return (self.local_rank if self.is_remote else self.rank) == 0
+    def made_in(self, step: int) -> str:
+        """Return the folder or URL in which the checkpoint of a step is made."""
+        return joined(self.store, checkpoint_name(step) if self.is_remote else self._hidden(step))
 
-    @property
-    def staging_root(self) -> Path:
-        """Folder of the checkpoints being written."""
-        return self.local if self.is_remote else Path(self.store)
+    def asked(self, step: int, number: int) -> Path:
+        """Return the file that the gateway writes residuals to, for request `number`."""
+        return self.local / self._hidden(step) / f"{self.rank}.residuals-{number}.npz"
 
-    def staging(self, step: int) -> Path:
-        """Return the folder in which this rank's files are written."""
-        return self.staging_root / f".{checkpoint_name(step)}.g{self.generation}"
+    def _hidden(self, step: int) -> str:
+        return f".{checkpoint_name(step)}.g{self.generation}"
 
 
 def own_path(place: Place) -> str:
@@ -63,8 +60,3 @@ def own_path(place: Place) -> str:
 def residuals_path(place: Place) -> str:
     """Return the path of the residuals of this rank's shards within a checkpoint."""
     return f"{OWN}/{place.site}/{place.rank}.residuals.npz"
-
-
-def asked_path(place: Place, number: int) -> str:
-    """Return the path at which the gateway writes residuals for request `number`."""
-    return f"{OWN}/{place.site}/{place.rank}.residuals-{number}.npz"

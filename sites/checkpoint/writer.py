@@ -1,61 +1,62 @@
 """Writes checkpoints one after another, in a thread beside training.
 
-All ranks of all sites write into one folder. Sites hold the same bits, so the ranks of the first
-site that takes part write model and optimizer, with torch.distributed.checkpoint. Every rank adds
-its own state. A site's first rank lists the site's files with their digests. The first site waits
-for those lists, a limited time, and writes the manifest, which makes the folder a checkpoint:
+All ranks of all sites write into one store, or into several, one after the other. Sites hold the
+same bits, so the ranks of the first site that takes part write model and optimizer, with
+torch.distributed.checkpoint. Every rank adds its own state. A site's first rank lists the site's
+files with their digests. The first site waits for those lists, a limited time, and writes the
+manifest, which makes the folder a checkpoint:
 
     STORE/.step-00000100.g1/        until complete; then renamed to step-00000100
-        shared/__RANK_0.distcp .metadata objects.pt own/SITE/RANK.pt             a rank's own
+        shared/__RANK_0.distcp .metadata objects.pt
+        own/SITE/RANK.pt                  a rank's own
         own/SITE/RANK.residuals.npz       residuals of its shards, written by its gateway
-        own/SITE/files.json          the site's list own/SITE/publishes           marks the site
-        that writes shared/ and the manifest manifest.json
+        own/SITE/files.json               the site's list
+        own/SITE/publishes                marks the site that writes shared/ and the manifest
+        manifest.json
 
-With a URL, ranks write to local disk and upload, and the manifest comes last.
+At a URL files have their final names from the beginning, and the manifest comes last.
 
 The data is on the host already (sites/checkpoint/staging.py), and does not change until it is
-written.
+written everywhere. A store that fails holds nobody up: the others are written all the same.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from isthmus.protos.checkpoint.manifest import MANIFEST, Manifest, StoredFile
-from isthmus.protos.checkpoint.store import checkpoint_name, digest_of, joined, opened
+from isthmus.protos.checkpoint.store import StoredCheckpoint, checkpoint_name, joined, opened
 from isthmus.protos.failure import one_line, reason_of, text_of
-from isthmus.sites.checkpoint.cleaning import remove_parts, remove_superseded
+from isthmus.sites.checkpoint.checkpoint_files import CheckpointFiles
+from isthmus.sites.checkpoint.cleaning import remove_asked, remove_parts, remove_superseded
 from isthmus.sites.checkpoint.patience import join_patiently
 from isthmus.sites.checkpoint.place import (
     LIST,
     OBJECTS,
     OWN,
     PUBLISHES,
-    SHARED,
     Place,
     own_path,
     residuals_path,
 )
-from isthmus.sites.checkpoint.sharded_save import save_sharded
+from isthmus.sites.checkpoint.sharded_save import of_all, save_sharded
 from isthmus.sites.checkpoint.site_group import SiteGroup
 from isthmus.sites.checkpoint.training_state import Tensors
 
 PARTS_S = 60.0
 """Wait for the other sites' parts; then the checkpoint is published without them."""
 _LOOK_S = 0.05
+_COPY_BYTES = 4 << 20
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class Snapshot:
     own: dict[str, Any] = field(default_factory=dict)
     """This rank's own state."""
     residuals: list[Path]
-    """Files that the gateway writes; the last one counts."""
+    """Files that the gateway writes on this node; the last one counts."""
     data: dict[str, Any] = field(default_factory=dict)
     """The manifest's entry about the run's data."""
     absent: frozenset[str]
@@ -83,19 +84,16 @@ class Snapshot:
     """Why the step cannot be saved; empty: it can."""
 
 
-_Part = tuple[str, list[StoredFile], dict[str, dict[str, Any]]]
-"""A rank's report: its error (or empty), the files written, and its `other_state`."""
-
-
 class CheckpointWriter:
     """Owns the writing thread. Called by the training thread; one snapshot at a time."""
 
     def __init__(
         self,
-        place: Place,
+        places: Sequence[Place],
         wait_copied: Callable[[], None],
         on_written: Callable[[int, float, int], None],
         on_failed: Callable[[int, str], None],
+        on_store_failed: Callable[[int, str], None],
         on_stays: Callable[[int, str], None],
         on_waiting: Callable[[], None],
         absent: Callable[[], frozenset[str]],
@@ -103,18 +101,22 @@ class CheckpointWriter:
         """Make the writer. A collective of the site.
 
         Args:
-            place: who writes, and where to.
+            places: who writes, and where to: one for each store.
             wait_copied: waits until the copies of a snapshot are made.
-            on_written: called by the writing thread with step, seconds and bytes.
-            on_failed: called by the same thread with step and reason.
+            on_written: called by the writing thread with step, seconds and bytes, once the first
+                store has the checkpoint.
+            on_failed: called by the same thread with step and reason if no store has it.
+            on_store_failed: called by the same thread with step and reason for a store that lacks
+                it while another has it.
             on_stays: called by the same thread with step and reason if an old one stays.
             on_waiting: called every second while training waits for a checkpoint.
             absent: returns the lost sites; called by the writing thread.
         """
-        self._place = place
+        self._places = places
         self._wait_copied = wait_copied
         self._on_written = on_written
         self._on_failed = on_failed
+        self._on_store_failed = on_store_failed
         self._on_stays = on_stays
         self._on_waiting = on_waiting
         self._absent = absent
@@ -143,112 +145,76 @@ class CheckpointWriter:
     # ------------------------------------------------------------ the thread
 
     def _run(self, snapshot: Snapshot) -> None:
-        begin_s = time.monotonic()
         try:
-            num_bytes = self._write(snapshot)
+            self._prepare(snapshot)
         except Exception as error:  # noqa: BLE001 - the thread's root: training goes on without
-            why = _why(error)
-            self._on_failed(snapshot.step, why)
-            _log(f"the checkpoint of step {snapshot.step} failed: {why}")
-            remove_parts(self._place, snapshot.step)
-            return
-        if num_bytes:
-            self._on_written(snapshot.step, time.monotonic() - begin_s, num_bytes)
+            self._fail(snapshot.step, _why(error))
+        else:
+            self._write_all(snapshot)
+        remove_asked(self._places[0], snapshot.step)
 
-    def _write(self, snapshot: Snapshot) -> int:
-        """Write, and return the checkpoint's bytes if this site publishes; else 0."""
-        place = self._place
-        folder = place.staging(snapshot.step)
-        rank = f"rank {place.rank} of site {place.site}"
-        problem = f"{rank}: {snapshot.problem}" if snapshot.problem else ""
-        files: list[StoredFile] = []
+    def _prepare(self, snapshot: Snapshot) -> None:
+        """Wait until all ranks of the site save this step, and have all that they save."""
+        rank = self._places[0].rank
+        problem = f"rank {rank}: {snapshot.problem}" if snapshot.problem else ""
         try:
             self._wait_copied()
-            self._make_folders(snapshot, folder)
         except Exception as error:  # noqa: BLE001 - told to all ranks, or they would wait
-            problem = problem or f"{rank}: {_why(error)}"
+            problem = problem or f"rank {rank}: {_why(error)}"
         agree_on_step(snapshot.step, problem, self.group.gather)
-        remove_parts(place, snapshot.step - 1)
-        try:
-            self._write_files(snapshot, folder)
-            paths = self._paths(folder, publishes=snapshot.publishes)
-            if snapshot.residuals:
-                take_last(snapshot.residuals, folder / residuals_path(place))
-                paths.append(residuals_path(place))
-            files = [_stored(folder, path) for path in paths]
-            if place.is_remote:
-                _upload(folder, joined(place.store, checkpoint_name(snapshot.step)), files)
-        except Exception as error:  # noqa: BLE001 - told to all ranks, or they would wait
-            problem = f"{rank}: {_why(error)}"
-        parts = self.group.gather((problem, files, snapshot.other_state))
-        problems = [each for each, *_ in parts if each]
-        if problems:
-            raise OSError(problems[0])
-        if place.is_remote:  # the local copy is uploaded
-            remove_parts(place, snapshot.step)
+        remove_asked(self._places[0], snapshot.step - 1)
+        of_all(self.group, lambda: wait_written(snapshot.residuals))
+
+    def _write_all(self, snapshot: Snapshot) -> None:
+        """Write into each store, and report those that fail."""
+        step, begin_s = snapshot.step, time.monotonic()
+        failed: dict[str, str] = {}
+        is_written = False
+        for place in self._places:
+            try:
+                num_bytes = self._write(place, snapshot)
+            except Exception as error:  # noqa: BLE001 - another store may take it
+                failed[place.store] = _why(error)
+                remove_parts(place, step)
+                continue
+            if num_bytes and not is_written:
+                self._on_written(step, time.monotonic() - begin_s, num_bytes)
+            is_written = True
+        if not is_written:
+            self._fail(step, "; ".join(failed.values()))
+            return
+        for store, why in failed.items():
+            self._on_store_failed(step, f"{store}: {why}")
+            _log(f"the checkpoint of step {step} is not in {store}: {why}")
+
+    def _fail(self, step: int, why: str) -> None:
+        self._on_failed(step, why)
+        _log(f"the checkpoint of step {step} failed: {why}")
+
+    def _write(self, place: Place, snapshot: Snapshot) -> int:
+        """Write into a store; return the checkpoint's bytes if this rank publishes it, else 0."""
+        step, publishes, group = snapshot.step, snapshot.publishes, self.group
+        files = CheckpointFiles(place.made_in(step))
+        remove_parts(place, step - 1)
+        if publishes and not place.is_remote:
+            of_all(group, lambda: _mark(Path(files.place, OWN, place.site, PUBLISHES)))
+        if publishes:
+            save_sharded(snapshot.tensors, files, group)
+        parts = of_all(group, lambda: _write_own(place, snapshot, files))
         if place.rank != 0:
             return 0
-        of_site = [each for _, files, _ in parts for each in files]
-        if not snapshot.publishes:
-            self._put(snapshot.step, f"{OWN}/{place.site}/{LIST}", _list_bytes(of_site))
+        of_site = [stored for written, _ in parts for stored in written]
+        if not publishes:
+            _put(place, step, f"{OWN}/{place.site}/{LIST}", _list_bytes(of_site))
             return 0
-        objects = snapshot.objects
-        for *_, other_state in parts:
-            objects["optimizer"]["state"] |= other_state
-        of_site.append(self._put_objects(snapshot.step, objects))
-        return self._publish(snapshot, of_site)
+        for _, other_state in parts:
+            snapshot.objects["optimizer"]["state"] |= other_state
+        files.save(OBJECTS, snapshot.objects)
+        return self._publish(place, snapshot, [*of_site, files.written[-1]])
 
-    def _make_folders(self, snapshot: Snapshot, folder: Path) -> None:
-        """Make the folders before any rank writes: a failure later would miss collectives."""
-        (folder / own_path(self._place)).parent.mkdir(parents=True, exist_ok=True)
-        if snapshot.publishes:
-            (folder / OWN / self._place.site / PUBLISHES).touch()
-            (folder / SHARED).mkdir(exist_ok=True)
-
-    def _write_files(self, snapshot: Snapshot, folder: Path) -> None:
-        own = folder / own_path(self._place)
-        if snapshot.publishes:
-            save_sharded(snapshot.tensors, folder / SHARED, self.group)
-        with own.open("wb") as file:
-            torch.save(snapshot.own, file)
-            _flush(file)
-
-    def _paths(self, folder: Path, *, publishes: bool) -> list[str]:
-        """Return the files that this rank has written."""
-        place = self._place
-        paths = [own_path(place)]
-        if publishes:
-            found = (folder / SHARED).glob(f"__{place.rank}_*.distcp")
-            paths += [f"{SHARED}/{each.name}" for each in sorted(found)]
-            if place.rank == 0:
-                paths.append(f"{SHARED}/.metadata")
-        return paths
-
-    def _put_objects(self, step: int, objects: dict[str, Any]) -> StoredFile:
-        """Write the objects beside the tensors."""
-        file = io.BytesIO()
-        torch.save(objects, file)
-        self._put(step, OBJECTS, file.getvalue())
-        file.seek(0)
-        return StoredFile(OBJECTS, len(file.getvalue()), digest_of(file))
-
-    def _put(self, step: int, path: str, data: bytes) -> None:
-        """Write a small file atomically."""
-        place = self._place
-        if place.is_remote:
-            with opened(joined(place.store, checkpoint_name(step))) as (files, root):
-                files.pipe_file(f"{root}/{path}", data)
-            return
-        target = place.staging(step) / path
-        part = target.with_name(f".{target.name}")
-        with part.open("wb") as file:
-            file.write(data)
-            _flush(file)
-        part.rename(target)
-
-    def _publish(self, snapshot: Snapshot, files: list[StoredFile]) -> int:
-        place, step = self._place, snapshot.step
-        lists = self._other_lists(step, snapshot.absent)
+    def _publish(self, place: Place, snapshot: Snapshot, files: list[StoredFile]) -> int:
+        step = snapshot.step
+        lists = self._other_lists(place, step, snapshot.absent)
         manifest = Manifest(
             run=place.run,
             job=place.job,
@@ -261,30 +227,27 @@ class CheckpointWriter:
             data=snapshot.data,
             files=(*files, *(each for found in lists.values() for each in found or ())),
         )
-        self._put(step, MANIFEST, manifest.to_bytes())
+        _put(place, step, MANIFEST, manifest.to_bytes())
+        StoredCheckpoint(place.made_in(step)).manifest()  # as the store holds it
         if not place.is_remote:
-            _rename(place.staging(step), Path(place.store) / checkpoint_name(step))
+            _rename(Path(place.made_in(step)), Path(place.store) / checkpoint_name(step))
         for old_step, why in remove_superseded(place, step):
             self._on_stays(old_step, why)
             _log(f"the checkpoint of step {old_step} cannot be removed: {why}")
         return manifest.num_bytes
 
-    def _other_lists(self, step: int, absent: frozenset[str]) -> dict[str, list[StoredFile] | None]:
+    def _other_lists(
+        self, place: Place, step: int, absent: frozenset[str]
+    ) -> dict[str, list[StoredFile] | None]:
         """Wait for the other sites' lists; None: it did not come in time, or the site is lost."""
-        place = self._place
         lists: dict[str, list[StoredFile] | None] = {
             site: None for site in place.ranks if site != place.site and site not in absent
         }
-        where = (
-            joined(place.store, checkpoint_name(step))
-            if place.is_remote
-            else str(place.staging(step))
-        )
         deadline_s = time.monotonic() + PARTS_S
         while True:
             lost = self._absent()  # ask first: files of a lost site are then complete
             for site in [each for each, known in lists.items() if known is None]:
-                lists[site] = _list_at(joined(where, OWN, site, LIST))
+                lists[site] = _list_at(joined(place.made_in(step), OWN, site, LIST))
             awaited = {site for site, known in lists.items() if known is None} - lost
             if not awaited or time.monotonic() >= deadline_s:
                 return lists
@@ -318,8 +281,8 @@ def agree_on_step(
         raise OSError(problems[0])
 
 
-def take_last(asked: list[Path], target: Path) -> None:
-    """Wait for files that the gateway writes, and rename the last one to `target`.
+def wait_written(asked: Sequence[Path]) -> None:
+    """Wait for files that the gateway writes.
 
     Raises:
         OSError: a file did not come.
@@ -330,19 +293,45 @@ def take_last(asked: list[Path], target: Path) -> None:
             if time.monotonic() > deadline_s:
                 raise OSError(f"the gateway has not written {path.name}: see its log")
             time.sleep(_LOOK_S)
-    for path in asked[:-1]:
-        path.unlink()
-    asked[-1].rename(target)
+
+
+def _mark(mark: Path) -> None:
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+
+
+def _write_own(
+    place: Place, snapshot: Snapshot, files: CheckpointFiles
+) -> tuple[list[StoredFile], dict[str, dict[str, Any]]]:
+    """Write a rank's own state; return the files that it has written, and its `other_state`."""
+    files.save(own_path(place), snapshot.own)
+    if snapshot.residuals:
+        with (
+            snapshot.residuals[-1].open("rb") as source,
+            files.create(residuals_path(place)) as stream,
+        ):
+            shutil.copyfileobj(source, stream, _COPY_BYTES)
+    return files.written, snapshot.other_state
+
+
+def _put(place: Place, step: int, path: str, data: bytes) -> None:
+    """Write a small file atomically."""
+    if place.is_remote:
+        with opened(place.made_in(step)) as (files, root):
+            files.pipe_file(f"{root}/{path}", data)
+        return
+    target = Path(place.made_in(step), path)
+    part = target.with_name(f".{target.name}")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.rename(target)
 
 
 def _why(error: Exception) -> str:
     """Return an error's text: the operating system's own, or with the type's name."""
     return one_line(text_of(error)) if isinstance(error, OSError) else reason_of(error)
-
-
-def _flush(file: Any) -> None:  # noqa: ANN401 - any file
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _rename(source: Path, target: Path) -> None:
@@ -361,20 +350,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _stored(folder: Path, path: str) -> StoredFile:
-    with (folder / path).open("rb") as file:
-        return StoredFile(path, (folder / path).stat().st_size, digest_of(file))
-
-
-def _upload(folder: Path, place: str, stored: list[StoredFile]) -> None:
-    with opened(place) as (files, root):
-        for each in stored:
-            parent = f"{root}/{each.path}".rpartition("/")[0]
-            files.makedirs(parent, exist_ok=True)
-            files.put_file(str(folder / each.path), f"{root}/{each.path}")
-            (folder / each.path).unlink()
 
 
 def _list_at(place: str) -> list[StoredFile] | None:

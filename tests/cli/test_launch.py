@@ -279,7 +279,7 @@ def test_a_run_that_has_taken_no_step_is_cancelled_without_a_checkpoint(
     scripted.runs.append(run)
     folder = a_folder(home, "mine")
     folder.remember_remote(address)
-    folder.remember_checkpoints(str(tmp_path / "store"), None)
+    folder.remember_checkpoints((str(tmp_path / "store"),), None)
     begun_s = time.monotonic()
     done = isthmus("cancel", "mine", "--checkpoint", "--timeout", "1min")
     assert done.code == 0
@@ -294,7 +294,7 @@ def test_a_store_that_hangs_holds_no_cancellation_up(
     scripted.runs.append(a_run("ACTIVE", "mine"))
     folder = a_folder(home, "mine")
     folder.remember_remote(address)
-    folder.remember_checkpoints(str(tmp_path / "store"), None)
+    folder.remember_checkpoints((str(tmp_path / "store"),), None)
     request = tmp_path / "store" / "request.json"
     request.parent.mkdir()
     os.mkfifo(request)  # who opens it waits for somebody at its other end

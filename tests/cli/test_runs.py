@@ -147,7 +147,7 @@ def test_a_removed_run_is_gone_with_all_its_files_and_its_checkpoints_stay(
     kept = given_to(state, home, "r2", "SUCCEEDED")
     store = tmp_path / "checkpoints" / "r1"
     store.mkdir(parents=True)
-    folder.remember_checkpoints(str(store), None)
+    folder.remember_checkpoints((str(store),), None)
     done = isthmus("runs", "remove", "r1", "-y", "--json").envelope["data"]
     assert done["bytes"] > 0
     assert not folder.path.exists()

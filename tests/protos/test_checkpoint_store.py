@@ -77,6 +77,19 @@ def test_the_newest_good_one_is_found_behind_bad_ones(tmp_path: Path) -> None:
     assert manifest.num_bytes == 5 * len("sharedown/0")
 
 
+def test_a_store_that_does_not_answer_is_passed_over_where_another_holds_it(
+    tmp_path: Path,
+) -> None:
+    gone = [StoredCheckpoint(f"nothing://bucket/run/step-0000000{step}") for step in (6, 5)]
+    (stored,) = (write(tmp_path, 5), *checkpoints_in(str(tmp_path)))[1:]
+    (first, problem), (second, manifest) = newest_good([gone[0], stored, gone[1]])
+    assert (first, second) == (gone[0], stored)
+    assert str(problem).startswith("nothing://bucket/run/step-00000006: ")
+    assert isinstance(manifest, Manifest)
+    with pytest.raises(OSError, match="Protocol not known"):
+        list(newest_good(gone))
+
+
 def test_a_file_cut_short_or_changed_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path, 7)
     data = (folder / "shared").read_bytes()

@@ -11,18 +11,16 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from fsspec.implementations.memory import MemoryFileSystem
 from safetensors import SafetensorError
 from torch import nn
 from torch.optim import lr_scheduler as rates
 
 from isthmus.protos.checkpoint.manifest import Manifest, StoredFile
-from isthmus.protos.checkpoint.store import StoredCheckpoint, checkpoints_in
+from isthmus.protos.checkpoint.store import StoredCheckpoint, checkpoints_in, opened
 from isthmus.protos.errors import BadCheckpointError, ConfigMismatchError
 from isthmus.sites.checkpoint import export, writer
 from isthmus.sites.checkpoint.checkpoints import Checkpoints
@@ -37,6 +35,7 @@ from isthmus.sites.worker.exchange.collectives import ensure_process_group
 from isthmus.sites.worker.exchange.gateway_link import AloneLink
 from isthmus.sites.worker.exchange.missing_sites import MissingSites
 from isthmus.topology.spec.job import Checkpoint
+from tests.fakes.s3 import S3
 
 pytestmark = pytest.mark.usefixtures("process_group")
 CPU = torch.device("cpu")
@@ -58,7 +57,7 @@ class Training:
 
     def __init__(
         self,
-        store: str,
+        store: str | tuple[str, ...],
         folder: Path,
         *,
         resume: str | None = None,
@@ -68,23 +67,28 @@ class Training:
         sync_every: int = 1,
     ) -> None:
         """With `later`, there is a second site of so many ranks: `b`, which is late for `a`."""
+        stores = (store,) if isinstance(store, str) else store
         self.model = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
         self.written: list[int] = []
         self.step = 0
         self.failed: list[tuple[int, str]] = []
+        self.store_failed: list[tuple[int, str]] = []
         self.stay: list[tuple[int, str]] = []
         state, self.exchange = TrainingState(self.model, self.optimizer), Owing()
         self.missing_sites = MissingSites()
         self.missing_sites.begin_without([1] if later and site == "a" else [])
         self.checkpoints = Checkpoints(
-            settings=Checkpoint(every_steps=2, keep=2, to=store, resume=resume),
-            place=Place(
-                store=store, local=folder / "local", run="run", job="job", generation=1,
-                site=site, rank=0, local_rank=0,
-                ranks={"a": 1, "b": later} if later else {"a": 1}, keep=2,
-            ),
+            settings=Checkpoint(every_steps=2, keep=2, to=stores, resume=resume),
+            places=[
+                Place(
+                    store=store, local=folder / "local", run="run", job="job", generation=1,
+                    site=site, rank=0, local_rank=0,
+                    ranks={"a": 1, "b": later} if later else {"a": 1}, keep=2,
+                )
+                for store in stores
+            ],
             device=CPU,
             state=state,
             objects=RunObjects(state, {"scheduler": self.scheduler}, self.exchange),
@@ -95,6 +99,7 @@ class Training:
             sync_every=sync_every,
             on_written=self.note_written,
             on_failed=lambda *told: self.failed.append(told),
+            on_store_failed=lambda *told: self.store_failed.append(told),
             on_stays=lambda *told: self.stay.append(told),
             on_waiting=self.note_waiting,
         )  # fmt: skip
@@ -191,8 +196,8 @@ def test_where_rounds_have_several_steps_it_is_saved_with_the_next_that_ends(
 
 
 @pytest.mark.parametrize("where", ["folder", "url"])
-def test_what_was_saved_comes_back(tmp_path: Path, where: str) -> None:
-    store = str(tmp_path / "store") if where == "folder" else f"memory://{tmp_path.name}/store"
+def test_what_was_saved_comes_back(tmp_path: Path, where: str, s3: S3) -> None:
+    store = str(tmp_path / "store") if where == "folder" else s3.url()
     training = Training(store, tmp_path)
     assert training.checkpoints.resume() is None
     training.checkpoints.start(lambda value: value, 0)
@@ -215,8 +220,7 @@ def test_what_was_saved_comes_back(tmp_path: Path, where: str) -> None:
     assert again == draws
     resumed.checkpoints.finish(5)
     assert resumed.written == [], "nothing new"
-    if where == "url":
-        fsspec.filesystem("memory").rm(store, recursive=True)
+    assert not (tmp_path / "local").exists(), "nothing passes over a disk of the site"
 
 
 def test_what_is_owed_comes_back_where_chunks_are_cut_for_the_same_ranks(tmp_path: Path) -> None:
@@ -295,7 +299,7 @@ def test_training_goes_on_where_nothing_can_be_written(
     assert training.written == []
     assert "isthmus: the checkpoint of step 2 failed: " in capfd.readouterr().err
     assert [step for step, _ in training.failed] == [2, 3]
-    assert "rank 0 of site a: " in training.failed[0][1]
+    assert "rank 0: " in training.failed[0][1]
 
 
 class FullStderr:
@@ -320,13 +324,13 @@ def test_a_failure_is_told_where_the_log_is_on_the_same_full_disk(
 def test_what_failed_leaves_no_room_taken_in_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(folder: Path, path: str) -> StoredFile:
-        assert (folder / path).exists()
-        raise OSError(errno.ENOSPC, "No space left on device", path)
+    def full(stored: StoredCheckpoint, file: StoredFile) -> None:
+        assert Path(stored.place, file.path).exists()
+        raise OSError(errno.ENOSPC, "No space left on device", file.path)
 
     training = Training(str(tmp_path / "store"), tmp_path)
     with monkeypatch.context() as disk:
-        disk.setattr(writer, "_stored", full)
+        disk.setattr(StoredCheckpoint, "verify", full)
         training.checkpoints.start(lambda value: value, 0)
         training.take(range(1, 3))
         training.checkpoints._save()
@@ -338,36 +342,72 @@ def test_what_failed_leaves_no_room_taken_in_a_folder(
     assert training.written == [4]
 
 
-class UnreachableError(Exception):
-    """What storages raise is often no OSError."""
+class Keeping(ExchangeState):
+    """Has a gateway that was asked twice, and has written."""
+
+    def save(self, residuals: Path) -> dict[str, object]:
+        residuals.parent.mkdir(parents=True, exist_ok=True)
+        residuals.write_text(residuals.name)
+        return super().save(residuals)
+
+    @property
+    def has_residuals(self) -> bool:
+        return True
 
 
-@pytest.mark.parametrize("site", ["a", "b"])
-def test_nothing_stays_on_local_disk_whether_an_upload_fails_or_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: str
-) -> None:
-    """Neither at the site that publishes, `a`, nor at another."""
-
-    def refuse(*_: object) -> None:
-        raise UnreachableError("no route\nto it")
-
-    store = f"memory://{tmp_path.name}/store"
-    training = Training(store, tmp_path, later=1, site=site)
+def test_each_store_has_all_and_the_gateways_last_file_counts(tmp_path: Path, s3: S3) -> None:
+    stores = (str(tmp_path / "store"), s3.url("europe"), s3.url("america"))
+    training = Training(stores, tmp_path)
+    training.checkpoints._exchange = Keeping(None, None, None)
     training.checkpoints.start(lambda value: value, 0)
-    with monkeypatch.context() as network:
-        network.setattr(MemoryFileSystem, "put_file", refuse)
-        training.take(range(1, 3))
+    training.take(range(1, 3))
+    assert training.checkpoints._due is not None
+    for _ in range(2):
+        training.checkpoints._copy(training.checkpoints._due)
+    training.checkpoints.finish(2)
+    assert (training.written, training.failed, training.store_failed) == ([2], [], [])
+    held = [
+        {
+            stored.path: stored.digest
+            for stored in checkpoints_in(store)[0].verified().files
+            if not stored.path.endswith(".metadata")  # torch writes an id of its own into each
+        }
+        for store in stores
+    ]
+    assert held[0] == held[1] == held[2]
+    with opened(checkpoints_in(stores[2])[0].place) as (files, root):
+        assert files.cat_file(f"{root}/own/a/0.residuals.npz") == b"0.residuals-1.npz"
+    assert list((tmp_path / "local").iterdir()) == []
+
+
+def test_a_store_that_fails_is_named_and_the_other_holds_the_checkpoint(
+    tmp_path: Path, s3: S3, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stores = s3.url("europe"), s3.url("america")
+    training = Training(stores, tmp_path)
+    training.checkpoints.start(lambda value: value, 0)
+    training.take(range(1, 3))
+    training.checkpoints._save()
+    training.checkpoints._writer.wait()
+    with s3.without("europe"):
+        training.take(range(3, 5))
         training.checkpoints._save()
         training.checkpoints._writer.wait()
-    why = f"[Errno 5] UnreachableError: no route to it: '{store}/step-00000002'"
-    assert training.failed == [(2, f"rank 0 of site {site}: {why}")]
-    assert list((tmp_path / "local").iterdir()) == []
-    training.take(range(3, 5))
-    training.checkpoints.finish(4)
-    assert training.written == ([4] if site == "a" else [])
-    assert len(training.failed) == 1
-    assert list((tmp_path / "local").iterdir()) == []
-    fsspec.filesystem("memory").rm(store, recursive=True)
+        [(step, why)] = training.store_failed
+        assert step == 4
+        assert why.startswith(f"{stores[0]}: rank 0: [Errno 13] the region is gone: ")
+        assert f"the checkpoint of step 4 is not in {stores[0]}: " in capfd.readouterr().err
+    with s3.without("europe"), s3.without("america"):
+        training.take(range(5, 7))
+        training.checkpoints._save()
+        training.checkpoints._writer.wait()
+    assert [step for step, _ in training.failed] == [6]
+    training.take(range(7, 9))
+    training.checkpoints.finish(8)
+    assert training.written == [2, 4, 8]
+    assert [step for step, _ in training.store_failed] == [4]
+    steps = [[each.step for each in checkpoints_in(store)] for store in stores]
+    assert steps == [[8, 2], [8, 4]], "what is left of 4 and 6 goes"
 
 
 def test_one_that_cannot_be_removed_is_named_and_the_new_one_counts(
@@ -392,26 +432,6 @@ def test_a_rank_that_cannot_copy_its_tensors_is_named_and_holds_nobody_up() -> N
     for rank in range(2):
         with pytest.raises(OSError, match="rank 1 of site a: out of memory"):
             agree_on_step(*told[rank], lambda _: told)
-
-
-def test_who_has_no_folder_to_write_into_says_so_before_others_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else they would be in collectives of torch's, and it in another."""
-    told: list[tuple[int, str]] = []
-
-    def agree(step: int, problem: str, _: object) -> None:
-        told.append((step, problem))
-        raise OSError(problem)
-
-    monkeypatch.setattr("isthmus.sites.checkpoint.writer.agree_on_step", agree)
-    (tmp_path / "store").write_text("a file, not a folder")
-    training = Training(str(tmp_path / "store"), tmp_path)
-    training.checkpoints.start(lambda value: value, 0)
-    training.take(range(1, 3))
-    training.checkpoints.finish(2)
-    [(step, problem)] = told
-    assert (step, problem.split(": ")[0]) == (2, "rank 0 of site a")
 
 
 def test_ranks_may_wait_for_the_next_checkpoint_for_days(tmp_path: Path) -> None:

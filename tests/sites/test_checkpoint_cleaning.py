@@ -9,8 +9,9 @@ import pytest
 
 from isthmus.protos.checkpoint.manifest import MANIFEST
 from isthmus.protos.checkpoint.store import checkpoint_name, joined, opened
-from isthmus.sites.checkpoint.cleaning import remove_parts, remove_superseded
+from isthmus.sites.checkpoint.cleaning import remove_asked, remove_parts, remove_superseded
 from isthmus.sites.checkpoint.place import LIST, OWN, PUBLISHES, SHARED, Place
+from tests.fakes.s3 import S3
 
 
 def place_of(
@@ -44,7 +45,7 @@ BY_B = (f"{OWN}/b/0.pt", f"{OWN}/b/.1.residuals.npz")
 
 
 def test_a_site_that_does_not_publish_removes_its_part_unless_it_is_listed(tmp_path: Path) -> None:
-    folder = place_of("b", tmp_path).staging(7)
+    folder = Path(place_of("b", tmp_path).made_in(7))
     write(folder, *BY_A, *BY_B, f"{OWN}/b/{LIST}")
     remove_parts(place_of("b", tmp_path), 7)
     assert left(folder) == {*BY_A, *BY_B, f"{OWN}/b/{LIST}"}, "a may publish it"
@@ -58,7 +59,7 @@ def test_a_site_that_does_not_publish_removes_its_part_unless_it_is_listed(tmp_p
 
 
 def test_the_site_that_was_to_publish_leaves_only_what_others_still_write(tmp_path: Path) -> None:
-    folder = place_of("a", tmp_path).staging(7)
+    folder = Path(place_of("a", tmp_path).made_in(7))
     by_c = f"{OWN}/c/0.pt"
     write(folder, MANIFEST, *BY_A, *BY_B, f"{OWN}/b/{LIST}", by_c)
     remove_parts(place_of("a", tmp_path), 7)
@@ -71,7 +72,7 @@ def test_the_site_that_was_to_publish_leaves_only_what_others_still_write(tmp_pa
 def test_what_an_earlier_start_left_goes_whatever_its_step_and_a_later_one_stays(
     tmp_path: Path,
 ) -> None:
-    before, after = (place_of("a", tmp_path, generation=each).staging(9) for each in (1, 3))
+    before, after = (Path(place_of("a", tmp_path, generation=each).made_in(9)) for each in (1, 3))
     for folder in (before, after):
         write(folder, *BY_A)
     write(tmp_path, "notes.txt")
@@ -79,23 +80,22 @@ def test_what_an_earlier_start_left_goes_whatever_its_step_and_a_later_one_stays
     assert sorted(tmp_path.iterdir()) == sorted([after, tmp_path / "notes.txt"])
 
 
-def test_what_is_to_be_uploaded_goes_with_its_folder_by_each_nodes_first_rank(
+def test_what_a_gateway_wrote_goes_with_its_folder_by_each_nodes_first_rank(
     tmp_path: Path,
 ) -> None:
-    url = "memory://bucket/run"
-    place = place_of("b", url, rank=1, local=tmp_path)
-    write(place.staging(7), *BY_B)
-    write(place.staging(8), *BY_B)
-    remove_parts(place_of("b", url, rank=1, local_rank=1, local=tmp_path), 7)
-    assert place.staging(7).exists()
-    remove_parts(place, 7)
-    assert list(tmp_path.iterdir()) == [place.staging(8)]
-    remove_parts(place_of("b", url, local=tmp_path / "absent"), 7)
+    place = place_of("b", "memory://bucket/run", rank=1, local=tmp_path)
+    for step in (7, 8):
+        write(place.asked(step, 0).parent, place.asked(step, 0).name)
+    remove_asked(place_of("b", "unused", rank=1, local_rank=1, local=tmp_path), 7)
+    assert place.asked(7, 0).exists()
+    remove_asked(place, 7)
+    assert list(tmp_path.iterdir()) == [place.asked(8, 0).parent]
+    remove_asked(place_of("b", "unused", local=tmp_path / "absent"), 7)
 
 
 @pytest.mark.parametrize("kind", ["folder", "url"])
-def test_only_whole_ones_count_among_those_to_keep(tmp_path: Path, kind: str) -> None:
-    store = str(tmp_path / "store") if kind == "folder" else f"memory://{tmp_path.name}/store"
+def test_only_whole_ones_count_among_those_to_keep(tmp_path: Path, kind: str, s3: S3) -> None:
+    store = str(tmp_path / "store") if kind == "folder" else s3.url()
     with opened(store) as (files, root):
         for step, is_whole in ((1, True), (2, True), (3, False), (4, False), (5, True), (6, False)):
             for name in ("shared/0", *([MANIFEST] if is_whole else [])):
@@ -106,7 +106,6 @@ def test_only_whole_ones_count_among_those_to_keep(tmp_path: Path, kind: str) ->
     with opened(store) as (files, root):
         names = sorted(each.rpartition("/")[2] for each in files.ls(root, detail=False))
         assert names == ["step-00000002", "step-00000005", "step-00000006"], "6 is being written"
-        files.rm(root, recursive=True)
 
 
 def test_one_that_stays_is_named_and_the_others_go(
@@ -114,7 +113,7 @@ def test_one_that_stays_is_named_and_the_others_go(
 ) -> None:
     for step in (1, 2, 3):
         write(tmp_path / checkpoint_name(step), MANIFEST, "shared/0")
-    write(place_of("b", tmp_path).staging(2), *BY_B, f"{OWN}/b/{LIST}")
+    write(Path(place_of("b", tmp_path).made_in(2)), *BY_B, f"{OWN}/b/{LIST}")
     local = type(fsspec.filesystem("file"))
     remove = local.rm
 

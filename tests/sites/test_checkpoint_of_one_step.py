@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from isthmus.protos.checkpoint.store import checkpoint_name, checkpoints_in
 from isthmus.sites.checkpoint.export import model_tensors
 from isthmus.sites.checkpoint.staging import Staging
-from isthmus.sites.checkpoint.writer import take_last
 from isthmus.sites.local.rank_messages import Welcome
 from isthmus.sites.worker.api.environment import lone_spec
 from isthmus.sites.worker.api.site import Site
@@ -56,7 +55,7 @@ class Run:
     def join(self, name: str, resume: int | None = None) -> Site:
         """Return a site that saves under a name, and goes on from `whole` after a step."""
         taken = None if resume is None else str(self.folder / "whole" / checkpoint_name(resume))
-        settings = Checkpoint(every_steps=EVERY, keep=STEPS, to=str(self.folder), resume=taken)
+        settings = Checkpoint(every_steps=EVERY, keep=STEPS, to=(str(self.folder),), resume=taken)
         spec = lone_spec(1)
         context = RankContext(
             welcome=Welcome(
@@ -522,7 +521,7 @@ def test_a_model_that_has_become_another_one_is_not_saved_as_the_one_that_was_tr
         model.module[0].weight.data = torch.zeros(2, WIDTH)
     site.leave()
     assert [(kind, step) for kind, step, _ in told] == [("checkpoint", 2), ("checkpoint_failed", 3)]
-    assert "rank 0 of site alone: TypeError: 0.weight is " in told[1][2]
+    assert "rank 0: TypeError: 0.weight is " in told[1][2]
     assert "call site.leave() before the model becomes another one" in told[1][2]
 
 
@@ -571,7 +570,7 @@ def test_what_cannot_be_copied_is_named_with_its_place_and_ends_no_training(
         ("checkpoint_failed", 4),
     ]
     place = "KeyError: 'mean', in state_dict, sites/test_checkpoint_of_one_step.py:"
-    assert told[0][2].startswith(f"rank 0 of site alone: {place}")
+    assert told[0][2].startswith(f"rank 0: {place}")
 
 
 def test_memory_of_copies_is_kept() -> None:
@@ -587,12 +586,3 @@ def test_memory_of_copies_is_kept() -> None:
     again = staging.copies({"a": weight, "tied": weight})
     assert again["a"].data_ptr() == first["a"].data_ptr()
     assert staging.copies({"a": torch.ones(3)})["a"].tolist() == [1, 1, 1]
-
-
-def test_the_gateways_last_file_counts_where_it_was_asked_again(tmp_path: Path) -> None:
-    asked = [tmp_path / f"0.residuals-{number}.npz" for number in range(2)]
-    for path in asked:
-        path.write_text(path.name)
-    take_last(asked, tmp_path / "0.residuals.npz")
-    assert [path.name for path in tmp_path.iterdir()] == ["0.residuals.npz"]
-    assert (tmp_path / "0.residuals.npz").read_text() == "0.residuals-1.npz"

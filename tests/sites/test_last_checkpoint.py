@@ -34,7 +34,7 @@ def saved(
         if is_over:
             ended.set()
         times_s = [step_s] * 32
-        return await save_before_end(str(store), 100, times_s, within_s, ended)
+        return await save_before_end((str(store),), 100, times_s, within_s, ended)
 
     return asyncio.run(asyncio.wait_for(story(), 2 * DEADLINE_S))
 
@@ -70,8 +70,8 @@ def test_a_checkpoint_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     answers: list[int | OSError | None] = [None, OSError("slow down"), 1]
     looks = iter(answers)
 
-    def look(store: str, step: int, after: int) -> int | None:
-        assert step == requested_step(store)
+    def look(stores: tuple[str, ...], step: int, after: int) -> int | None:
+        assert step == requested_step(stores[0])
         found = next(looks)
         if isinstance(found, OSError):
             raise found
@@ -88,8 +88,8 @@ def test_sites_that_end_together_have_the_checkpoint_of_the_last_to_ask(tmp_path
     store = tmp_path / "store"
 
     async def asked(latest_step: int) -> tuple[asyncio.Task[str], int]:
-        step = latest_step + steps_ahead(str(store), 0.5)
-        saving = save_before_end(str(store), latest_step, [0.5], DEADLINE_S, asyncio.Event())
+        step = latest_step + steps_ahead((str(store),), 0.5)
+        saving = save_before_end((str(store),), latest_step, [0.5], DEADLINE_S, asyncio.Event())
         task = asyncio.create_task(saving)
         await until(lambda: requested_step(str(store)) == step)
         return task, step

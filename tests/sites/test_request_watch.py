@@ -26,7 +26,28 @@ def test_a_request_stays_known_while_the_store_does_not_answer(
 
     monkeypatch.setattr(request_watch, "look_every_s", lambda _: 0.001)
     monkeypatch.setattr(request_watch, "requested_step", look)
-    watch = RequestWatch("memory://bucket/run")
+    watch = RequestWatch(["memory://bucket/run"])
     assert has_looked.wait(LONG_S)
     watch.close()
     assert watch.step == 9
+
+
+def test_a_store_that_hangs_keeps_no_request_of_another_one_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_released, is_seen = threading.Event(), threading.Event()
+
+    def look(store: str) -> int | None:
+        if store == "memory://gone/run":
+            is_released.wait(LONG_S)
+            return None
+        if watch.step == 7:
+            is_seen.set()
+        return 7
+
+    monkeypatch.setattr(request_watch, "look_every_s", lambda _: 0.001)
+    monkeypatch.setattr(request_watch, "requested_step", look)
+    watch = RequestWatch(["memory://gone/run", "memory://bucket/run"])
+    assert is_seen.wait(LONG_S)
+    is_released.set()
+    watch.close()

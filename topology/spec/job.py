@@ -30,6 +30,7 @@ from isthmus.topology.spec.yaml_keys import (
     Argument,
     BelowOne,
     Bounds,
+    Checked,
     Count,
     Key,
     KeyedError,
@@ -83,6 +84,8 @@ PROBE_CONNECTIONS_MAX = 32
 """Limit on parallel connections when a link is measured."""
 KEEP_MAX = 10_000
 """Limit on kept checkpoints."""
+STORES_MAX = 4
+"""Limit on stores: each is written in turn."""
 DATA_MAX = 100
 """Limit on the files that a job wants at its sites."""
 
@@ -296,6 +299,16 @@ _EVERY_SCHEMA = {
 }
 
 
+def _in_a_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _all_differ(stores: tuple[str, ...]) -> tuple[str, ...]:
+    if len({*stores}) < len(stores):
+        raise ValueError("names a store twice: want each once")
+    return stores
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint(Section):
     """What is kept of a run, so that it can go on after everything was killed."""
@@ -306,8 +319,14 @@ class Checkpoint(Section):
     """Steps or time between two, as '100 steps' or 10m."""
     keep: Annotated[int, Bounds(ge=1, le=KEEP_MAX)] = 3
     """The newest so many stay."""
-    to: Text = "checkpoints"
-    """A folder, relative to this file, or a URL, that all sites reach."""
+    to: Annotated[
+        tuple[Text, ...],
+        Key("to", default="checkpoints"),
+        Bounds(min_length=1, max_length=STORES_MAX),
+        Checked(_all_differ),
+        Short(_in_a_list, {"type": "string"}),
+    ] = ("checkpoints",)
+    """A folder, relative to this file, or a URL, that all sites reach; or several of them."""
     resume: Text | None = None
     """The checkpoint to go on from: `launch --resume` sets it."""
 

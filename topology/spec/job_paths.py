@@ -23,7 +23,7 @@ def anchored(job: Job, folder: PurePath) -> Job:
 def moved(job: Job, source: PurePath, target: PurePath) -> Job:
     """Return the job with paths in `source` moved to `target`.
 
-    Other paths stay, and so does the checkpoint store, which all sites share.
+    Other paths stay, and so do the checkpoint stores, which all sites share.
     """
     return _with_paths(job, lambda path: moved_path(path, source, target))
 
@@ -38,7 +38,7 @@ def anchored_checkpoint(checkpoint: Checkpoint, folder: PurePath) -> Checkpoint:
     """Return the settings with absolute paths; URLs stay as they are."""
     return dataclasses.replace(
         checkpoint,
-        to=_anchored_place(checkpoint.to, folder),
+        to=tuple(_anchored_place(place, folder) for place in checkpoint.to),
         resume=None if checkpoint.resume is None else _anchored_place(checkpoint.resume, folder),
     )
 

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from isthmus.protos import metrics
 from isthmus.protos.checkpoint.manifest import Manifest
-from isthmus.protos.checkpoint.store import joined
+from isthmus.protos.checkpoint.store import stores_of
 from isthmus.sites.local.rank_messages import Saving, StateProgress
 from isthmus.sites.worker.api.attachment import Attachment
 from isthmus.sites.worker.api.averaging import Averaging
@@ -217,18 +217,21 @@ class Checkpointing:
         context, welcome = self._context, self._context.welcome
         return Checkpoints(
             settings=settings,
-            place=Place(
-                store=joined(settings.to, context.run),
-                local=context.run_folder / "checkpoints",
-                run=context.run,
-                job=context.spec.job.name,
-                generation=context.generation,
-                site=context.site,
-                rank=context.rank,
-                local_rank=local_rank(),
-                ranks=dict(zip(welcome.sites, welcome.ranks_per_site, strict=True)),
-                keep=settings.keep,
-            ),
+            places=[
+                Place(
+                    store=store,
+                    local=context.run_folder / "checkpoints",
+                    run=context.run,
+                    job=context.spec.job.name,
+                    generation=context.generation,
+                    site=context.site,
+                    rank=context.rank,
+                    local_rank=local_rank(),
+                    ranks=dict(zip(welcome.sites, welcome.ranks_per_site, strict=True)),
+                    keep=settings.keep,
+                )
+                for store in stores_of(settings.to, context.run)
+            ],
             device=context.device,
             state=state,
             objects=objects,
@@ -239,6 +242,7 @@ class Checkpointing:
             sync_every=context.spec.job.regime.sync_every,
             on_written=self._record_written,
             on_failed=partial(self._records.record_problem, metrics.CHECKPOINT_FAILED),
+            on_store_failed=partial(self._records.record_problem, metrics.STORE_FAILED),
             on_stays=partial(self._records.record_problem, metrics.CHECKPOINT_STAYS),
             on_waiting=lambda: self._link.send(Saving()),
         )
