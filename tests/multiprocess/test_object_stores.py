@@ -25,7 +25,7 @@ def test_a_run_saves_and_resumes_while_one_of_two_regions_is_gone(run: Bench, s3
         done = run.isthmus("launch", str(path), "--run-id", "second", "--resume", "--json")
         assert "warning: a store does not answer: [Errno 13] the region is gone" in done.err
         assert f"resumes first after step 4: {america}" in done.err
-        data = done.check(ExitCode.SUCCESS).envelope["data"]
+        data = done.check(ExitCode.OK).envelope["data"]
         noted = [each["text"] for each in data["noted"] if each["kind"] == "store.failed"]
         assert noted[0].startswith(f"site a could not write the checkpoint of step 6 to {europe}/")
     assert [each.step for each in checkpoints_in(joined(america, "second"))] == [8, 6]

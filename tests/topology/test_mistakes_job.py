@@ -87,6 +87,11 @@ JOB_MISTAKES: list[tuple[str, str, list[str]]] = [
     ),
     (
         "verify: {parameters_every: 5}",
+        "checkpoint: {to: [here, 's3://there', here]}",
+        ["6:18 names a store twice: want each once [checkpoint.to]"],
+    ),
+    (
+        "verify: {parameters_every: 5}",
         "exporters: {mlflow: {uri: 'https://me:secret@host'}}",
         [
             "6:27 has a password, and the job's file is no place for secrets: they go into the "
