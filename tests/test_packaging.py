@@ -22,13 +22,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import isthmus
 from isthmus.protos.own_processes import own_command
 from isthmus.sites.codecs.registry import BY_NAME
 from isthmus.sites.compiled import MODULES, PLAIN, folder_below, why_plain
 from isthmus.topology.schemas.schema import SCHEMAS
+from scripts import check_install
 
 FOLDERS = ["orchestrator", "protos", "sites", "topology"]
 ROOT = Path(__file__).parents[1]
@@ -263,6 +266,25 @@ def test_only_what_is_named_is_pinned_and_all_that_is_always_installed() -> None
     assert pinned == named - {"triton", "atheris"}
 
 
+def test_one_version_stands_in_all_that_a_release_consists_of() -> None:
+    """A released version has a date, and so has the tag of its commit."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    heading = next(
+        line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")
+    )
+    released = re.fullmatch(r"## \[(.+)\] - (\d{4}-\d\d-\d\d)", heading)
+    if released is None:
+        assert heading == f"## [Unreleased] {version}"
+    else:
+        assert released.groups() == (version, str(citation["date-released"]))
+    assert isthmus.__version__ == citation["version"] == version
+    command = ["git", "tag", "--points-at", "HEAD", "--list", "v*"]
+    tags = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert tags.split() == ([f"v{version}"] if tags else [])
+    assert released is not None or not tags, "a tag's version is released: give it a date"
+
+
 @pytest.mark.slow
 class TestInstallCheck:
     """scripts/check_install.py, with an index of this test's own."""
@@ -273,6 +295,11 @@ class TestInstallCheck:
         wheel(tmp_path, "triton", "3.9.0")
         code, out = check(tmp_path, constraints="torch==2.13.0")
         assert (code, out.count("can be installed")) == (0, 3), out
+
+    @pytest.mark.exhaustive
+    @pytest.mark.timeout(900)
+    def test_a_release_is_built_installed_and_run(self) -> None:
+        assert check_install.release(ROOT, []) is None
 
     def test_a_pin_of_what_another_package_wants_fails(self, tmp_path: Path) -> None:
         wheel(tmp_path, "torch", "2.13.0", "triton==3.7.1")

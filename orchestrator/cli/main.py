@@ -54,6 +54,7 @@ COMMANDS = {
     "render": "Write the files with which Slurm or Kubernetes starts a topology's sites.",
     "explain": "Explain an error code or an exit status, and what to do.",
     "completion": "Print the completion script of a shell.",
+    "man": "Print the manual page of all commands, for man.",
 }
 """The commands, in the order of --help."""
 

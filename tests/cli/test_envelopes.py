@@ -84,6 +84,7 @@ CASES = [
     error("render", "slurm", "{files}/topology.yaml", code="INVALID_CONFIG"),
     error("render", "kubernetes", "{files}/topology.yaml", "--image", "i", code="INVALID_CONFIG"),
     Case("completion", ("bash",)),
+    Case("man"),
     Case("explain"),
     Case("explain", ("RANK_KILLED",)),
     Case("explain", ("7",)),

@@ -21,6 +21,7 @@ def test_runs_that_wait_begin_by_priority(run: Bench) -> None:
         ("two", 2),
     ]
     assert queue["sites"] == {"a": "one", "b": "one"}
+    assert [each["waits_for"] for each in queue["runs"]] == [{}, *[{"one": ["a", "b"]}] * 2]
     cancelled = run.isthmus("cancel", "two", "--json").check().envelope["data"]
     assert cancelled["state"] == "CANCELLED"
     run.isthmus("wait", "two").check(6)
