@@ -26,7 +26,7 @@ RESTART_AFTER_S = 1.0
 
 AGENT = "isthmus.sites.agent"
 """The module that runs as an agent."""
-GATEWAY, TORCHRUN = "isthmus.sites.gateway", "isthmus.sites.launcher.node"
+GATEWAY, TORCHRUN = "isthmus.sites.gateway", "isthmus.sites.node.launcher"
 """The modules that an agent starts."""
 OnEnd = Callable[[str, str], None]
 """Site, and how its agent ended."""

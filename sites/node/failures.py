@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from isthmus.protos.failure import Failure, name_exit, one_line
-from isthmus.sites.launcher.rank_failures import COLLATERAL_EXIT_CODE
+from isthmus.sites.node.rank_failures import COLLATERAL_EXIT_CODE
 
 
 class SiteError(Exception):

@@ -19,9 +19,9 @@ from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint
 from isthmus.protos.failure import Failure, reason_of
 from isthmus.protos.own_processes import own_command
 from isthmus.sites.gateway.config import GatewayConfig
-from isthmus.sites.launcher.kernel_kills import KernelKills
 from isthmus.sites.node.children import start_leashed
 from isthmus.sites.node.failures import describe_end
+from isthmus.sites.node.kernel_kills import KernelKills
 from isthmus.sites.node.node import Listener
 from isthmus.topology.spec.json_fields import to_json
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from signal import SIGKILL
 
-from isthmus.sites.launcher.kernel_kills import KernelKills
+from isthmus.sites.node.kernel_kills import KernelKills
 from isthmus.topology.spec.units import format_size
 
 LOOK_S = 2.0

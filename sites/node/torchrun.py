@@ -15,11 +15,11 @@ from isthmus.protos.failure import Failure, text_of
 from isthmus.protos.own_processes import own_command
 from isthmus.protos.private_files import users_umask
 from isthmus.sites.interfaces import interface_of
-from isthmus.sites.launcher.kernel_kills import KernelKills
-from isthmus.sites.launcher.rank_failures import failure_of_line, last_words
 from isthmus.sites.node.children import start_leashed
 from isthmus.sites.node.failures import describe_end, rank_failure
+from isthmus.sites.node.kernel_kills import KernelKills
 from isthmus.sites.node.order import SiteOrder
+from isthmus.sites.node.rank_failures import failure_of_line, last_words
 from isthmus.topology.spec.job_environment import LEFT_OVER
 
 TORCHRUN_LOG = "torchrun.log"
@@ -75,7 +75,7 @@ class Torchrun:
         kept = {name: value for name, value in os.environ.items() if not LEFT_OVER.fullmatch(name)}
         with (folder / TORCHRUN_LOG).open("ab") as log_file:
             process = await start_leashed(
-                after(site.prologue, own_command("isthmus.sites.launcher.node", *arguments)),
+                after(site.prologue, own_command("isthmus.sites.node.launcher", *arguments)),
                 env={**defaults, **kept, **order.environment(sockets)},
                 log=log_file,
                 talks=True,

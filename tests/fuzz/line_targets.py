@@ -29,16 +29,16 @@ from isthmus.orchestrator.run_folder.home import ANNOUNCED, RunFolder
 from isthmus.protos.errors import LocalProtocolError
 from isthmus.protos.failure import Failure
 from isthmus.sites.gateway.agent_port import read_commands, read_configuration
-from isthmus.sites.launcher.rank_failures import (
+from isthmus.sites.local.rank_messages import decode_from_rank
+from isthmus.sites.node.gateway_process import Gateway
+from isthmus.sites.node.node import Listener
+from isthmus.sites.node.rank_failures import (
     cause_first,
     describe_failure,
     failure_of_line,
     line_of,
     write_error_file,
 )
-from isthmus.sites.local.rank_messages import decode_from_rank
-from isthmus.sites.node.gateway_process import Gateway
-from isthmus.sites.node.node import Listener
 from isthmus.topology.faults.script import Change
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_fields import to_json

@@ -222,7 +222,7 @@ def test_a_run_that_lost_its_first_site_saves_on_and_uses_each_sample_once(run: 
     process = run.start("launch", str(run.write(sites, text)), "--run-id", "stopped")
     run.wait_for("first steps", lambda: stepping(run))
     agent = run.pids("isthmus.sites.agent", "--site a")[0]
-    kill(run.children(agent, "isthmus.sites.launcher.rank")[-1])
+    kill(run.children(agent, "isthmus.sites.node.rank")[-1])
     process.communicate(timeout=100)
     assert process.returncode == 7, run.logs()
     manifests = [each.manifest() for each in checkpoints_in(str(store(run, "stopped")))]

@@ -137,7 +137,7 @@ def test_launch_has_it_beside_the_run_which_it_outlives(run: Bench) -> None:
     assert "/runs/r?token=" in first
     url = first.removeprefix("dashboard: ")
     assert "run r" in read(url)
-    run.wait_for("ranks", lambda: bool(run.pids("isthmus.sites.launcher.rank")))
+    run.wait_for("ranks", lambda: bool(run.pids("isthmus.sites.node.rank")))
     following.send_signal(signal.SIGINT)
     following.communicate(timeout=WITHIN_S)
     run.wait_for("the page", lambda: "ACTIVE" in read(url))

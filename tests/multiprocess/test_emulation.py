@@ -59,7 +59,7 @@ def test_an_emulator_that_is_killed_ends_the_run(run: Bench, needs_netns: None) 
     topology = topology_yaml(SITES, emulator="netns")
     job = run.write(topology, job_yaml(steps=100_000))
     launched = run.start("launch", str(job), "--json")
-    run.wait_for("the run", lambda: bool(run.pids("isthmus.sites.launcher.rank")))
+    run.wait_for("the run", lambda: bool(run.pids("isthmus.sites.node.rank")))
     (emulator,) = run.pids("isthmus.orchestrator.emulator.netns")
 
     os.kill(emulator, signal.SIGKILL)

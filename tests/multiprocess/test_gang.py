@@ -35,7 +35,7 @@ def test_a_missing_site_is_named_and_the_others_are_rolled_back(run: Bench) -> N
 
     assert result.envelope["error"]["code"] == "START_TIMED_OUT"
     assert "b" in result.envelope["error"]["message"]
-    assert not run.pids("isthmus.sites.launcher.rank")
+    assert not run.pids("isthmus.sites.node.rank")
 
 
 def test_detach_cancel_wait(run: Bench) -> None:
@@ -43,7 +43,7 @@ def test_detach_cancel_wait(run: Bench) -> None:
     following = run.start("launch", str(job))
     assert following.stdout is not None
     run_id = following.stdout.readline().strip()
-    run.wait_for("ranks", lambda: bool(run.pids("isthmus.sites.launcher.rank")))
+    run.wait_for("ranks", lambda: bool(run.pids("isthmus.sites.node.rank")))
 
     following.send_signal(signal.SIGINT)
 

@@ -23,10 +23,10 @@ def victim(run: Bench, role: str) -> int:
     agent = run.pids("isthmus.sites.agent", "--site c")[0]
     if role == "agent":
         return agent
-    words = {"gateway": "isthmus.sites.gateway", "torchrun": "isthmus.sites.launcher.node"}
+    words = {"gateway": "isthmus.sites.gateway", "torchrun": "isthmus.sites.node.launcher"}
     if role in words:
         return run.children(agent, words[role])[0]
-    return run.children(agent, "isthmus.sites.launcher.rank")[-1]
+    return run.children(agent, "isthmus.sites.node.rank")[-1]
 
 
 def steps_of(run: Bench, site: str) -> list[int]:

@@ -84,7 +84,7 @@ def test_a_run_of_two_sites_over_mutual_tls(run: Bench) -> None:
     found = listening(run)
     inside = {what for (host, _), what in found.items() if host == "127.0.0.1"}
     # torchrun's store, and Gloo's pairs.
-    assert inside == {"isthmus.sites.launcher.node", "isthmus.sites.launcher.rank"}, found
+    assert inside == {"isthmus.sites.node.launcher", "isthmus.sites.node.rank"}, found
     outside = {(host, port): what for (host, port), what in found.items() if host != "127.0.0.1"}
     gateway = sorted(where for where, what in outside.items() if what == "isthmus.sites.gateway")
     port = gateway[0][1]

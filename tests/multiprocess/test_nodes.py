@@ -27,7 +27,7 @@ def several_machines(sites: list[tuple[int, int]], **rest: object) -> str:
 
 def supervised(run: Bench) -> tuple[int, list[int]]:
     """Return the only supervisor, and what is below it."""
-    (supervisor,) = run.pids("-m isthmus.sites.node")
+    (supervisor,) = run.pids("-m isthmus.sites.node ")
     return supervisor, [each.pid for each in psutil.Process(supervisor).children(recursive=True)]
 
 

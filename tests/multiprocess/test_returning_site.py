@@ -62,7 +62,7 @@ def test_it_takes_part_again_and_no_step_is_lost(run: Bench, role: str, regime: 
     run.wait_for_nothing_left(15.0)
 
 
-@pytest.mark.parametrize("stage", ["isthmus.sites.gateway", "isthmus.sites.launcher.rank"])
+@pytest.mark.parametrize("stage", ["isthmus.sites.gateway", "isthmus.sites.node.rank"])
 def test_an_agent_that_is_lost_before_the_first_step_is_waited_for(run: Bench, stage: str) -> None:
     """Nothing has been trained: all sites begin again with it, and the run has all its steps."""
     steps = 60

@@ -63,7 +63,7 @@ def test_a_script_without_a_sampler_comes_back_hardly_behind(run: Bench, hangs: 
     run.isthmus("launch", str(run.write(topology, text)), "--detach", "--json").check()
     run.wait_for("first steps", lambda: is_training(run, 5))
     agent = run.pids("isthmus.sites.agent", "--site b")[0]
-    kill(run.children(agent, "isthmus.sites.launcher.rank")[-1])
+    kill(run.children(agent, "isthmus.sites.node.rank")[-1])
 
     def events(kind: str) -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = run.isthmus("events", "--json").envelope["data"]["events"]

@@ -22,7 +22,7 @@ def victim(run: Bench, role: str) -> int:
         agent = run.pids("isthmus.sites.agent", "--site b")[0]
         return run.children(agent, "isthmus.sites.gateway")[0]
     agent = run.pids("isthmus.sites.agent", "--site b")[0]
-    return run.children(agent, "isthmus.sites.launcher.rank")[-1]
+    return run.children(agent, "isthmus.sites.node.rank")[-1]
 
 
 @pytest.mark.exhaustive

@@ -61,7 +61,7 @@ def written(run: Bench, *options: str, steps: int = 3, checkpoint: str = "") -> 
 
 def nodes_of_ranks(run: Bench) -> set[str]:
     """Return Slurm's names of the nodes on which ranks run."""
-    pids = run.pids("isthmus.sites.launcher.rank")
+    pids = run.pids("isthmus.sites.node.rank")
     return {psutil.Process(pid).environ()["SLURMD_NODENAME"] for pid in pids}
 
 
@@ -141,18 +141,18 @@ def test_a_site_of_two_nodes_has_one_allocation(
             return run.isthmus("events", "r", "--json").check().out
 
         run.wait_for(
-            "ranks of four nodes", lambda: len(run.pids("isthmus.sites.launcher.rank")) == 4, 60
+            "ranks of four nodes", lambda: len(run.pids("isthmus.sites.node.rank")) == 4, 60
         )
         run.wait_for("the run", lambda: "run.active" in events(), 60)
         assert nodes_of_ranks(run) == {"part_a1", "part_a2", "part_b1", "part_c1"}
-        processes = [psutil.Process(pid) for pid in run.pids("-m isthmus.sites.node")]
+        processes = [psutil.Process(pid) for pid in run.pids("-m isthmus.sites.node ")]
         (supervisor,) = (
             each for each in processes if each.cmdline()[1:] == ["-P", "-m", "isthmus.sites.node"]
         )
         supervisor.kill()  # the others are srun's
         run.wait_for("the loss of the site", lambda: "site.lost" in events(), 60)
         assert "NODE_LOST" in events()
-        run.wait_for("the end of the step", lambda: not run.pids("-m isthmus.sites.node"), 30)
+        run.wait_for("the end of the step", lambda: not run.pids("-m isthmus.sites.node "), 30)
         run.isthmus("cancel", "r").check()
         run.isthmus("down", str(topology)).check()
         assert cluster.jobs() == []

@@ -68,7 +68,7 @@ def test_a_rank_that_is_stopped_is_named_as_stopped(run: Bench) -> None:
     start(run, "100000", "none", "0", "0")
     run.wait_for("training", lambda: "trains" in run.logs(), 90)
     agent = run.pids("isthmus.sites.agent", "--site b")[0]
-    os.kill(run.children(agent, "isthmus.sites.launcher.rank")[-1], signal.SIGSTOP)
+    os.kill(run.children(agent, "isthmus.sites.node.rank")[-1], signal.SIGSTOP)
     event = stalled(run, time.time())
     assert event["site"] == "b"
     assert "its process is stopped" in event["detail"]["note"]

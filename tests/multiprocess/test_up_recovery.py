@@ -108,7 +108,7 @@ def server(tmp_path: Path) -> Iterator[Sshd]:
 
 VICTIMS = {
     "gateway": ("isthmus.sites.gateway",),
-    "rank": ("isthmus.sites.launcher.rank",),
+    "rank": ("isthmus.sites.node.rank",),
     "agent": ("isthmus.sites.agent", "--site"),
     "node": (),  # all that is there
 }

@@ -213,7 +213,7 @@ async def test_a_rank_that_lost_the_exchange_is_collateral(tmp_path: Path) -> No
         pytest.param(
             "-m tests.fakes.agent_gateway", "GATEWAY_EXITED", marks=pytest.mark.exhaustive
         ),
-        ("-m isthmus.sites.launcher.node", "RANK_KILLED"),
+        ("-m isthmus.sites.node.launcher", "RANK_KILLED"),
     ],
 )
 async def test_a_killed_gateway_or_torchrun_is_named(tmp_path: Path, words: str, code: str) -> None:
@@ -261,7 +261,7 @@ async def test_stop_ends_everything_within_the_grace(tmp_path: Path, action: str
 async def test_a_killed_agent_leaves_no_process(tmp_path: Path) -> None:
     async with scene(tmp_path, "ignore") as (coordinator, bench):
         await coordinator.wait_for("ranks", lambda: "rank 1 waits" in coordinator.text("rank1"))
-        assert len(bench.below("isthmus.sites.launcher.rank")) == 2
+        assert len(bench.below("isthmus.sites.node.rank")) == 2
         os.kill(bench.process.pid, signal.SIGKILL)
         await bench.wait_gone(5.0)
 
@@ -290,7 +290,7 @@ async def test_a_run_goes_on_when_its_coordinator_hangs_up_and_comes_back(tmp_pa
         )
         hello = coordinator.all("hello")[1].hello
         assert (hello.session, hello.run.run_id, hello.run.generation) == ("one", "r1", 1)
-        assert bench.below("isthmus.sites.launcher.rank")
+        assert bench.below("isthmus.sites.node.rank")
         coordinator.say(stop=control.Stop(run_id="r1", generation=1, grace_s=0.5))
         await coordinator.wait_message("ended")
 

@@ -10,8 +10,8 @@ import pytest
 
 from isthmus.protos.failure import Failure
 from isthmus.sites.agent.site_failures import awaits_cause, order_failures
-from isthmus.sites.launcher.rank_failures import describe_failure, write_error_file
 from isthmus.sites.node.failures import describe_end, rank_failure
+from isthmus.sites.node.rank_failures import describe_failure, write_error_file
 
 
 def failure(name: str, at_s: float, **fields: object) -> Failure:

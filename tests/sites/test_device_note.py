@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from isthmus.protos import metrics
-from isthmus.sites.launcher.outages import is_outage
+from isthmus.sites.node.outages import is_outage
 from isthmus.sites.worker.api.joining import _check_device, _compare_device
 from isthmus.topology.spec.job import Job, Trainer
 from tests.fakes.ranks import run_spec

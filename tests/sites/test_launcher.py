@@ -13,8 +13,8 @@ import pytest
 
 from isthmus.protos.failure import MESSAGE_CHARS, Failure, one_line
 from isthmus.sites.agent.site_processes import reserved_port
-from isthmus.sites.launcher.node import Watch
-from isthmus.sites.launcher.rank_failures import (
+from isthmus.sites.node.launcher import Watch
+from isthmus.sites.node.rank_failures import (
     COLLATERAL_EXIT_CODE,
     PID_FILE,
     cause_first,
@@ -149,7 +149,7 @@ def run_node(
                 *(
                     sys.executable,
                     "-m",
-                    "isthmus.sites.launcher.node",
+                    "isthmus.sites.node.launcher",
                     "--nodes",
                     "1",
                     "--node",
@@ -212,7 +212,7 @@ def test_how_a_rank_ended_is_told(
     command = [
         sys.executable,
         "-m",
-        "isthmus.sites.launcher.rank",
+        "isthmus.sites.node.rank",
         str(os.getpid()),
         "/",
         str(script),
@@ -396,7 +396,7 @@ def test_a_full_disk_does_not_take_the_status_of_a_rank(
     command = [
         sys.executable,
         "-m",
-        "isthmus.sites.launcher.rank",
+        "isthmus.sites.node.rank",
         str(os.getpid()),
         "/",
         str(script),

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
-from isthmus.sites.launcher.kernel_kills import KernelKills
 from isthmus.sites.node import machine_trouble
 from isthmus.sites.node.failures import describe_end
+from isthmus.sites.node.kernel_kills import KernelKills
 from isthmus.sites.node.machine_trouble import MachineTrouble
 
 MIB = 1 << 20

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from isthmus.sites.launcher.outages import is_outage, is_signal_status
+from isthmus.sites.node.outages import is_outage, is_signal_status
 
 
 def caused(outer: BaseException, inner: BaseException) -> BaseException:

@@ -62,8 +62,8 @@ KINDS = (
 CUTS = ("outage", "blackhole")
 MODULES = {
     "gateway": "isthmus.sites.gateway",
-    "rank": "isthmus.sites.launcher.rank",
-    "torchrun": "isthmus.sites.launcher.node",
+    "rank": "isthmus.sites.node.rank",
+    "torchrun": "isthmus.sites.node.launcher",
 }
 SAMPLE_S = 5.0
 LOOK_S = 0.2

@@ -1,6 +1,6 @@
 """One training process, started by torchrun: runs the user's script or the shipped trainer.
 
-Usage: python -m isthmus.sites.launcher.rank PARENT_PID FOLDER (SCRIPT | -m MODULE) [ARGUMENTS...]
+Usage: python -m isthmus.sites.node.rank PARENT_PID FOLDER (SCRIPT | -m MODULE) [ARGUMENTS...]
 
 The process dies with its launcher, runs the script in FOLDER as `__main__`, and writes its error to
 error.json, so that the first failure can be told from its victims.
@@ -28,14 +28,14 @@ from isthmus.protos.errors import (
     ScriptError,
 )
 from isthmus.protos.failure import reason_of
-from isthmus.sites.launcher.outages import causes, is_outage, is_signal_status
-from isthmus.sites.launcher.rank_failures import (
+from isthmus.sites.leash import die_with_parent
+from isthmus.sites.node.outages import causes, is_outage, is_signal_status
+from isthmus.sites.node.rank_failures import (
     COLLATERAL_EXIT_CODE,
     last_words,
     write_error_file,
     write_pid_file,
 )
-from isthmus.sites.leash import die_with_parent
 
 _LOST_SIBLING = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|remote process exited"

@@ -1,6 +1,6 @@
 """torchrun for one node of a site, in this process.
 
-Usage: python -m isthmus.sites.launcher.node --nodes N --node I --ranks P --name NAME --folder DIR
+Usage: python -m isthmus.sites.node.launcher --nodes N --node I --ranks P --name NAME --folder DIR
        --start-within S --grace S --working-folder DIR -- (SCRIPT | -m MODULE) [ARGUMENTS...]
 
 It loads torch, which takes seconds, and starts the ranks once stdin has a line with HOST:PORT of
@@ -46,8 +46,8 @@ from torch.distributed.run import get_args_parser, run
 
 from isthmus.protos.failure import Failure
 from isthmus.protos.own_processes import own_command
-from isthmus.sites.launcher.kernel_kills import KernelKills
-from isthmus.sites.launcher.rank_failures import (
+from isthmus.sites.node.kernel_kills import KernelKills
+from isthmus.sites.node.rank_failures import (
     PID_FILE,
     cause_first,
     describe_failure,
@@ -219,7 +219,7 @@ def main(arguments: list[str]) -> int:
             *("--rdzv-conf", f"rank={options.node},timeout={round(options.start_within)}"),
             *("--monitor-interval", str(MONITOR_INTERVAL_S)),
             *("--log-dir", str(options.folder / "ranks"), "--redirects", "3", "--no-python"),
-            *own_command("isthmus.sites.launcher.rank", str(os.getpid())),
+            *own_command("isthmus.sites.node.rank", str(os.getpid())),
             *(str(options.working_folder), *command),
         ]
     )
@@ -269,7 +269,7 @@ def _read_endpoint() -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m isthmus.sites.launcher.node", description=__doc__
+        prog="python -m isthmus.sites.node.launcher", description=__doc__
     )
     parser.add_argument("--nodes", type=int, required=True, help="nodes of the site")
     parser.add_argument("--node", type=int, required=True, help="this node, from 0")
