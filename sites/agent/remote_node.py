@@ -9,7 +9,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any, TypeVar
@@ -26,17 +26,32 @@ from isthmus.sites.node.rank_stacks import RankStack
 from isthmus.sites.node.stream import (
     GREETING,
     LINE_BYTES,
+    NODE_LINES,
+    Alive,
+    Answered,
+    Call,
+    End,
+    Failed,
+    ForGateways,
+    FromGateway,
+    Leave,
+    Look,
+    MissingBlobs,
     NodeOrder,
-    endpoint_of,
-    error_of,
-    failure_of,
-    line_of,
-    lines_of,
-    read_line,
-    stack_of,
+    ReadLogEnds,
+    ReadLogs,
+    Refused,
+    RunRanks,
+    StartGateways,
+    TakeBlob,
+    WaitConnected,
+    WaitJoined,
+    WaitProbed,
 )
 from isthmus.sites.silence import Silence, Standstills
-from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import read_json
+from isthmus.topology.spec.json_lines import Message, line_of
 
 _EXIT_S = 2.0
 """Time between the end of a supervisor's output and that of its process."""
@@ -68,7 +83,7 @@ class RemoteNode:
         self._listener = listener
         self._log_path = log_path
         self._own_log = LogFiles(lambda: [(f"node{order.node}", log_path)])
-        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._calls: dict[int, tuple[Call[Any], asyncio.Future[Any]]] = {}
         self._ids = itertools.count()
         self._silence = Silence(time.monotonic())
         self._ended = False
@@ -116,7 +131,7 @@ class RemoteNode:
                 said = f"did not begin within {within_s:g} s"
                 raise node._not_started(said) from error
             raise
-        node._write(to_json(order))
+        node._write(order)
         return node
 
     async def _greeted(self) -> None:
@@ -149,26 +164,30 @@ class RemoteNode:
 
     def _handle(self, line: bytes) -> None:
         try:
-            message = read_line(line)
-            if "id" in message:
-                self._answered(message)
-            elif "said" in message:
-                self._listener.on_said(message["gateway"], message["said"])
-            elif "failed" in message:
-                self._listener.on_failed(failure_of(message["failed"]))
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            match NODE_LINES.read(line):
+                case Answered() | Refused() as message:
+                    self._answered(message)
+                case FromGateway(gateway=gateway, message=message):
+                    self._listener.on_said(gateway, message)
+                case Failed() as message:
+                    self._listener.on_failed(message.here())
+        except (ConfigError, KeyError, TypeError, ValueError, OverflowError) as error:
             text = line[:200].decode(errors="replace").strip()
             log.warning("node %d said %r: %s", self._order.node, text, reason_of(error))
             self._listener.on_failed(self._failure("INTERNAL", f"said {text!r}"))
 
-    def _answered(self, message: Mapping[str, Any]) -> None:
-        answer = self._answers.pop(message["id"], None)
-        if answer is None or answer.done():
+    def _answered(self, message: Answered | Refused) -> None:
+        call, answer = self._calls.pop(message.id, (None, None))
+        if call is None or answer is None or answer.done():
             return
-        if "error" in message:
-            answer.set_exception(error_of(message["error"], self._order.node))
-        else:
-            answer.set_result(message["result"])
+        if isinstance(message, Refused):
+            answer.set_exception(message.error(self._order.node))
+            return
+        try:
+            answer.set_result(call.answer and read_json(call.answer, message.result, call.op))
+        except ConfigError as error:
+            said = f"the supervisor of {self._name} answered {error.problems[0].message}"
+            answer.set_exception(SiteError("INTERNAL", said, node=self._order.node))
 
     async def _watch(self) -> None:
         """Send heartbeats; give the node up once it has been silent for too long."""
@@ -177,7 +196,7 @@ class RemoteNode:
         while self._silence.lasts_s(now_s := time.monotonic()) < order.lease_s:
             if standstills.look(now_s, order.heartbeat_s):
                 self._silence.begin_anew(now_s)
-            self._write({})
+            self._write(Alive())
             await asyncio.sleep(order.heartbeat_s)
         self._lose(f"has said nothing for {order.lease_s:g} s")
         send(self.process, SIGKILL)
@@ -187,10 +206,10 @@ class RemoteNode:
         if not self._lost and not self._ended:
             self._listener.on_failed(self._failure("NODE_LOST", how, exit_code))
         self._lost = True
-        for answer in self._answers.values():
+        for _, answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(_LostError())
-        self._answers.clear()
+        self._calls.clear()
 
     def _failure(self, code: str, how: str, exit_code: int = 0) -> Failure:
         return Failure(
@@ -222,89 +241,74 @@ class RemoteNode:
         last = f": {lines[-1].strip()}" if lines and exit_code >= 0 else ""
         return f"{describe_end(exit_code)}{last}"
 
-    def _write(self, message: Mapping[str, Any]) -> None:
+    def _write(self, message: Message) -> None:
         assert self.process.stdin is not None
         if not self.process.stdin.is_closing():
             self.process.stdin.write(line_of(message))
 
-    async def _call(self, call: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON
+    async def _call(self, call: Call[T]) -> T:
         """Call the supervisor, and return its answer.
 
         Raises:
-            SiteError: the supervisor could not do it.
+            SiteError: the supervisor could not do it, or answers something else.
             _LostError: the node is gone.
         """
         if self._lost:
             raise _LostError
-        number = next(self._ids)
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        self._write({"id": number, "call": call, **arguments})
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._calls[call.id] = call, answer
+        self._write(call)
         return await answer
 
-    def _read_as(self, read: Callable[[], T], answer: object) -> T:
-        """Return an answer parsed by `read`.
-
-        Raises:
-            SiteError: the answer does not have the expected form.
-        """
-        try:
-            return read()
-        except (LookupError, TypeError, ValueError, OverflowError) as error:
-            raise SiteError(
-                "INTERNAL",
-                f"the supervisor of {self._name} answered {answer!r:.200}",
-                node=self._order.node,
-            ) from error
-
-    async def _stage(self, call: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON
+    async def _stage(self, call: Call[T]) -> T:
         """Have the node run a stage; if the node is lost meanwhile, never return."""
         try:
-            return await self._call(call, **arguments)
+            return await self._call(call)
         except _LostError:
-            return await asyncio.get_running_loop().create_future()
+            never: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+            return await never
 
     async def carry(self, blobs: Blobs) -> None:
         """Give the node what it lacks of the run's carried folder."""
-        while missing := await self._stage("missing_blobs"):
-            for part in blobs.parts(map(str, missing)):
+        while missing := await self._stage(MissingBlobs(id=next(self._ids))):
+            for part in blobs.parts(missing):
                 written = base64.b64encode(part.SerializeToString()).decode()
-                await self._stage("take_blob", part=written)
+                await self._stage(TakeBlob(id=next(self._ids), part=written))
 
     async def start_gateways(self) -> list[GatewayEndpoint]:
         """Start the node's gateways and return their addresses for other sites."""
-        started = await self._stage("start_gateways")
-        site = self._order.site
-        return self._read_as(lambda: [endpoint_of(each, site) for each in started], started)
+        started = await self._stage(StartGateways(id=next(self._ids)))
+        return [endpoint.at(self._order.site) for endpoint in started]
 
     def tell_gateways(self, message: Mapping[str, Any]) -> None:
         """Send one command to each gateway."""
-        self._write({"tell": message})
+        self._write(ForGateways(command=message))
 
     async def wait_connected(self) -> None:
         """Wait until all gateways have reached the peers that they need."""
-        await self._stage("wait_connected")
+        await self._stage(WaitConnected(id=next(self._ids)))
 
     async def wait_probed(self) -> None:
         """Wait until the node's gateways, and their peers, have measured all links."""
-        await self._stage("wait_probed")
+        await self._stage(WaitProbed(id=next(self._ids)))
 
     async def wait_joined(self) -> None:
         """Wait until all of the node's ranks have joined, however long their script needs."""
-        await self._stage("wait_joined")
+        await self._stage(WaitJoined(id=next(self._ids)))
 
     async def run_ranks(self, endpoint: str) -> None:
         """Start torchrun and wait until it ends, well or not; `endpoint` is node 0's."""
-        await self._stage("run_ranks", endpoint=endpoint)
+        await self._stage(RunRanks(id=next(self._ids), endpoint=endpoint))
 
     async def leave(self) -> None:
         """Have the gateways leave after the ranks, and wait until they have ended."""
-        await self._stage("leave")
+        await self._stage(Leave(id=next(self._ids)))
 
     async def look(self, rank: int, *, only_stopped: bool) -> RankStack | None:
         """Return a rank's stack; None if `only_stopped` and the rank is not stopped."""
         try:
-            found = await self._call("look", rank=rank, only_stopped=only_stopped)
-            return self._read_as(lambda: stack_of(found), found)
+            call = Look(id=next(self._ids), rank=rank, only_stopped=only_stopped)
+            return await self._call(call)
         except (_LostError, SiteError):
             return None
 
@@ -314,8 +318,8 @@ class RemoteNode:
         if self._ended:
             return own, own_bytes
         try:
-            read = await self._call("read_logs", budget_bytes=budget_bytes - own_bytes)
-            lines, read_bytes = self._read_as(lambda: (lines_of(read[0]), int(read[1])), read)
+            call = ReadLogs(id=next(self._ids), budget_bytes=budget_bytes - own_bytes)
+            lines, read_bytes = await self._call(call)
         except (_LostError, SiteError):
             return own, own_bytes
         return [*own, *lines], own_bytes + read_bytes
@@ -330,7 +334,7 @@ class RemoteNode:
         self._ended = True
         try:
             async with asyncio.timeout(grace_s + 2 * KILL_S):
-                return bool(await self._call("end", grace_s=grace_s))
+                return await self._call(End(id=next(self._ids), grace_s=grace_s))
         except (_LostError, SiteError):
             return True  # its processes ended with it
         except TimeoutError:
@@ -341,8 +345,8 @@ class RemoteNode:
         self._ended = True
         with contextlib.suppress(_LostError, SiteError, TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
-                read = await self._call("read_log_ends", first=[])
-                self._log_ends = self._read_as(lambda: lines_of(read), read)
+                call = ReadLogEnds(id=next(self._ids), first=())
+                self._log_ends = await self._call(call)
         if self.process.stdin is not None:
             self.process.stdin.close()
         if not await wait_ended([self.process], time.monotonic() + _CLOSE_S):

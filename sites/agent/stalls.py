@@ -84,5 +84,5 @@ class Stalls:
             stopped=stack.is_stopped,
             in_collective=stack.is_in_collective,
             doing=stack.doing[:_DOING_CHARS],
-            stack_path=str(stack.path),
+            stack_path=stack.path,
         )

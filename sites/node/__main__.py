@@ -39,26 +39,42 @@ from isthmus.sites.node.order import make_order, read_spec
 from isthmus.sites.node.site_data import DataAtSite
 from isthmus.sites.node.sockets import socket_folder
 from isthmus.sites.node.stream import (
+    AGENT_LINES,
     GREETING,
     LINE_BYTES,
     ORDER_S,
+    ORDERS,
+    Alive,
+    Answered,
+    Call,
+    End,
+    Endpoint,
+    Failed,
+    ForGateways,
+    FromGateway,
+    Leave,
+    Look,
+    MissingBlobs,
+    NodeLine,
     NodeOrder,
-    endpoint_fields,
-    error_fields,
-    failure_fields,
-    line_of,
-    read_line,
-    stack_fields,
+    ReadLogEnds,
+    ReadLogs,
+    Refused,
+    RunRanks,
+    StartGateways,
+    TakeBlob,
+    WaitConnected,
+    WaitJoined,
+    WaitProbed,
 )
 from isthmus.sites.node.supervisor import Supervisor
 from isthmus.sites.silence import Silence, Standstills
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.json_fields import read_json
+from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.json_lines import line_of
 from isthmus.topology.spec.run_spec import RunSpec
 
-_STAGES = frozenset(
-    {"start_gateways", "wait_connected", "wait_probed", "wait_joined", "run_ranks", "leave"}
-)
+_STAGES = (StartGateways, WaitConnected, WaitProbed, WaitJoined, RunRanks, Leave)
 """Calls that last until they are done or the run is to end."""
 TERMINATED_S = 5.0
 """Time after SIGTERM for the agent to end this process, beyond its last checkpoint. Slurm sends
@@ -97,7 +113,7 @@ async def _serve() -> int:
         line = await reader.readline()
     if not line:
         return 0
-    order = read_json(NodeOrder, read_line(line))
+    order = ORDERS.read(line)
     if order.build != build():
         raise ValueError(f"this is isthmus {build()}, and the agent's is {order.build}")
     with contextlib.suppress(OSError):
@@ -165,17 +181,17 @@ class _Service:
         while line := await reader.readline():
             silence.hear(time.monotonic())
             try:
-                message = read_line(line)
-            except ValueError as error:
+                message = AGENT_LINES.read(line)
+            except ConfigError as error:
                 log.warning("ending: the agent's message is not valid: %s", text_of(error))
                 return
-            if "call" in message:
-                call = self._tasks.create_task(self._answer(message), name=message["call"])
-                if message["call"] in _STAGES:
+            if isinstance(message, Call):
+                call = self._tasks.create_task(self._answer(message), name=message.op)
+                if isinstance(message, _STAGES):
                     self._stages.add(call)
                     call.add_done_callback(self._stages.discard)
-            elif "tell" in message and self._supervisor is not None:
-                self._supervisor.tell_gateways(message["tell"])
+            elif isinstance(message, ForGateways) and self._supervisor is not None:
+                self._supervisor.tell_gateways(message.command)
 
     async def _watch(self, silence: Silence) -> None:
         """Send heartbeats; return once the agent has been silent for too long."""
@@ -184,66 +200,66 @@ class _Service:
         while silence.lasts_s(now_s := time.monotonic()) < order.lease_s:
             if standstills.look(now_s, order.heartbeat_s):
                 silence.begin_anew(now_s)
-            self._say({})
+            self._say(Alive())
             await asyncio.sleep(order.heartbeat_s)
         log.warning("the agent has said nothing for %g s", order.lease_s)
 
-    async def _answer(self, message: Mapping[str, Any]) -> None:
+    async def _answer(self, call: Call[Any]) -> None:
         try:
-            result = await self._call(message["call"], message)
+            result = await self._call(call)
         except SiteError as error:
-            self._say({"id": message["id"], "error": error_fields(error)})
+            failed = error
         except (KeyError, TypeError, ValueError) as error:
-            failed = SiteError("INTERNAL", f"{message['call']}: {reason_of(error)}")
-            self._say({"id": message["id"], "error": error_fields(failed)})
+            failed = SiteError("INTERNAL", f"{call.op}: {reason_of(error)}")
         except OSError as error:  # no space or processes: the machine's fault, not a bug
             said = f"{error.filename or 'node'}: {error.strerror or error}"
             failed = SiteError("LAUNCH_FAILED", said)
-            self._say({"id": message["id"], "error": error_fields(failed)})
         else:
-            self._say({"id": message["id"], "result": result})
+            self._say(Answered(id=call.id, result=to_json(result)))
+            return
+        self._say(Refused.of(call.id, failed))
 
-    async def _call(self, call: str, message: Mapping[str, Any]) -> object:
+    async def _call(self, call: Call[Any]) -> object:
         match call:
-            case "missing_blobs":
+            case MissingBlobs():
                 _, spec = self._run
                 return await asyncio.to_thread(missing_of, self._blobs, spec)
-            case "take_blob":
+            case TakeBlob():
                 try:
-                    part = BlobPart.FromString(base64.b64decode(message["part"]))
+                    part = BlobPart.FromString(base64.b64decode(call.part))
                     await asyncio.to_thread(self._blobs.take, part)
                 except (IsthmusError, DecodeError) as error:
                     raise SiteError("CORRUPT_DATA", f"a carried file: {text_of(error)}") from error
                 return None
-            case "start_gateways":
+            case StartGateways():
                 self._supervisor = await self._prepared()
+            case End():
+                return await self._end(call.grace_s)
         supervisor = self._supervisor
-        if call == "end":
-            return await self._end(message["grace_s"])
         if supervisor is None:
-            raise SiteError("LAUNCH_FAILED", f"{call}: nothing was started here")
+            raise SiteError("LAUNCH_FAILED", f"{call.op}: nothing was started here")
         match call:
-            case "start_gateways":
-                return [endpoint_fields(each) for each in await supervisor.start_gateways()]
-            case "wait_connected":
+            case StartGateways():
+                return tuple(
+                    Endpoint(gateway=each.gateway, host=each.host, port=each.port)
+                    for each in await supervisor.start_gateways()
+                )
+            case WaitConnected():
                 await supervisor.wait_connected()
-            case "wait_probed":
+            case WaitProbed():
                 await supervisor.wait_probed()
-            case "wait_joined":
+            case WaitJoined():
                 await supervisor.wait_joined()
-            case "run_ranks":
-                await supervisor.run_ranks(message["endpoint"])
-            case "leave":
+            case RunRanks():
+                await supervisor.run_ranks(call.endpoint)
+            case Leave():
                 await supervisor.leave()
-            case "look":
-                found = await supervisor.look(message["rank"], only_stopped=message["only_stopped"])
-                return stack_fields(found)
-            case "read_logs":
-                return await supervisor.read_logs(message["budget_bytes"])
-            case "read_log_ends":
-                return await supervisor.read_log_ends(message["first"])
-            case _:
-                raise SiteError("INTERNAL", f"unknown call {call!r}")
+            case Look():
+                return await supervisor.look(call.rank, only_stopped=call.only_stopped)
+            case ReadLogs():
+                return await supervisor.read_logs(call.budget_bytes)
+            case ReadLogEnds():
+                return await supervisor.read_log_ends(call.first)
         return None
 
     @functools.cached_property
@@ -287,16 +303,16 @@ class _Service:
         return await kill_descendants(supervisor.children)
 
     def _on_said(self, gateway: int, message: Mapping[str, Any]) -> None:
-        self._say({"said": message, "gateway": gateway})
+        self._say(FromGateway(gateway=gateway, message=message))
 
     def _on_fetched(self, what: str, done: float, total: float) -> None:
         message = {"op": "fetch", "what": what, "done": done, "total": total}
         self._loop.call_soon_threadsafe(self._on_said, -1, message)
 
     def _on_failed(self, failure: Failure) -> None:
-        self._say({"failed": failure_fields(failure)})
+        self._say(Failed.of(failure))
 
-    def _say(self, message: Mapping[str, Any]) -> None:
+    def _say(self, message: NodeLine) -> None:
         self._writer.write(line_of(message))
 
 

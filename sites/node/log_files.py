@@ -7,7 +7,7 @@ source that writes faster is read with gaps, each with the number of lines left 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from isthmus.protos.disk import Beginning
@@ -19,7 +19,7 @@ KEEP_BYTES = 128 << 10
 """Bytes at the end of the file that are kept in that case."""
 _COUNT_BYTES = 1 << 20
 
-Lines = list[tuple[str, list[str]]]
+Lines = Sequence[tuple[str, Sequence[str]]]
 """Lines by their source, as `rank0`."""
 
 
@@ -34,7 +34,7 @@ class LogFiles:
     def read(self, budget_bytes: int) -> tuple[Lines, int]:
         """Return new lines, a fair share of each source, and the number of bytes read."""
         self._discover()
-        new_lines: Lines = []
+        new_lines: list[tuple[str, list[str]]] = []
         left_bytes = budget_bytes
         for place, (source, tail) in enumerate(self._tails.values()):
             share = left_bytes // (len(self._tails) - place)

@@ -28,7 +28,7 @@ class RankStack:
     """Whether the process was stopped by SIGSTOP or a debugger."""
     frames: tuple[str, ...]
     """Top of the main thread's stack, innermost first: `function (file:line)`."""
-    path: Path
+    path: str
     """File with the stacks of all threads."""
 
     @property
@@ -52,7 +52,7 @@ def look_at(run_folder: Path, rank: int) -> RankStack:
             pid = int(file.readline())
             file.seek(0, 2)
             if _state_of(pid) in _STOPPED:
-                return RankStack(True, (), path)
+                return RankStack(True, (), str(path))
             os.kill(pid, SIGNAL)
             text, deadline_s = "", time.monotonic() + _ANSWER_S
             while time.monotonic() < deadline_s:
@@ -62,8 +62,8 @@ def look_at(run_folder: Path, rank: int) -> RankStack:
                 if text and not more:
                     break
     except (OSError, ValueError):
-        return RankStack(False, (), path)
-    return RankStack(False, _top_frames(text), path)
+        return RankStack(False, (), str(path))
+    return RankStack(False, _top_frames(text), str(path))
 
 
 def is_stopped(run_folder: Path, rank: int) -> bool:

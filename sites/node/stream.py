@@ -6,17 +6,17 @@ docs/protocols.md lists the messages.
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args
 
 from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint
 from isthmus.protos.failure import Failure
 from isthmus.sites.node.failures import SiteError
-from isthmus.sites.node.log_files import Lines
 from isthmus.sites.node.rank_stacks import RankStack
+from isthmus.topology.spec.json_lines import Kinds
+
+T_co = TypeVar("T_co", covariant=True)
 
 GREETING = "isthmus-node "
 """Prefix of the supervisor's first line; its build follows. A login shell may print before."""
@@ -30,6 +30,7 @@ ORDER_S = 60.0
 class NodeOrder:
     """The order of one node for a run: the agent's first line."""
 
+    op: ClassVar[str] = "order"
     site: str
     node: int
     prepare: str
@@ -52,88 +53,246 @@ class NodeOrder:
     heartbeat_s: float
 
 
-def line_of(message: Mapping[str, Any]) -> bytes:
-    """Return a message as a line of JSON."""
-    return json.dumps(message).encode() + b"\n"
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Alive:
+    """Either end's heartbeat."""
+
+    op: ClassVar[str] = "alive"
 
 
-def read_line(line: bytes) -> dict[str, Any]:
-    """Return the message in a line.
+# ---------------------------------------------------------------- agent to node
 
-    Raises:
-        ValueError: the line is no message.
-    """
-    try:
-        message = json.loads(line)
-    except RecursionError as error:
-        raise ValueError("too deep") from error
-    if not isinstance(message, dict):
-        raise ValueError(f"want an object, got {line[:100]!r}")  # noqa: TRY004
-    if "call" in message and (type(message.get("id")), type(message["call"])) != (int, str):
-        raise ValueError(f"want a call's name and number, got {line[:100]!r}")
-    return message
+SourceLines = tuple[tuple[str, tuple[str, ...]], ...]
+"""Log lines by their source (`Lines`, sites/node/log_files.py)."""
 
 
-def failure_fields(failure: Failure) -> dict[str, Any]:
-    """Return a failure's fields, with its age, because two machines' clocks differ."""
-    return {**failure.to_json(), "age_s": time.monotonic() - failure.at_s}
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """The address of one of the node's gateways, for other sites."""
+
+    gateway: Annotated[int, (1 << 31) - 1]
+    host: str
+    port: Annotated[int, (1 << 16) - 1]
+
+    def at(self, site: str) -> GatewayEndpoint:
+        """Return the address as other sites get it."""
+        return GatewayEndpoint(site=site, gateway=self.gateway, host=self.host, port=self.port)
 
 
-def failure_of(fields: Mapping[str, Any]) -> Failure:
-    """Return the failure in fields of `failure_fields`.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[T_co]):
+    """A call of the node: a method of `Node` (sites/node/node.py), or a part of the run's files."""
 
-    Raises:
-        KeyError, TypeError, ValueError: the fields are not valid.
-    """
-    age_s = max(0.0, float(fields["age_s"]))
-    return dataclasses.replace(Failure.from_json(fields), at_s=time.monotonic() - age_s)
-
-
-def error_fields(error: SiteError) -> dict[str, Any]:
-    """Return an error's fields, for `error_of`."""
-    return {
-        "code": error.code,
-        "message": str(error),
-        "node": error.node,
-        "gateway": error.gateway,
-        "log_path": error.log_path,
-    }
+    op: ClassVar[str]
+    answer: ClassVar[Any] = None
+    """Type of the result; None: there is none."""
+    id: int
+    """Number of the call, which its answer repeats."""
 
 
-def error_of(fields: Mapping[str, Any], node: int) -> SiteError:
-    """Return a call's error; its place defaults to the node."""
-    place = {name: fields[name] for name in ("gateway", "log_path")}
-    return SiteError(fields["code"], fields["message"], node=max(fields["node"], node), **place)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MissingBlobs(Call[tuple[str, ...]]):
+    """Which blobs of the run's carried folder the node lacks, by digest."""
+
+    op: ClassVar[str] = "missing_blobs"
+    answer: ClassVar[Any] = tuple[str, ...]
 
 
-def endpoint_fields(endpoint: GatewayEndpoint) -> dict[str, Any]:
-    """Return a gateway's address as fields."""
-    return {"gateway": endpoint.gateway, "host": endpoint.host, "port": endpoint.port}
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TakeBlob(Call[None]):
+    """Gives the node a part of a blob."""
+
+    op: ClassVar[str] = "take_blob"
+    part: str
+    """BlobPart, serialised, in base64."""
 
 
-def endpoint_of(fields: Mapping[str, Any], site: str) -> GatewayEndpoint:
-    """Return the address of a site's gateway from fields."""
-    return GatewayEndpoint(site=site, **fields)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StartGateways(Call[tuple[Endpoint, ...]]):
+    """`Node.start_gateways`."""
+
+    op: ClassVar[str] = "start_gateways"
+    answer: ClassVar[Any] = tuple[Endpoint, ...]
 
 
-def lines_of(fields: Sequence[Sequence[Any]]) -> Lines:
-    """Return log lines by source from fields.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WaitConnected(Call[None]):
+    """`Node.wait_connected`."""
 
-    Raises:
-        TypeError, ValueError: the fields are not valid.
-    """
-    return [(str(source), [str(line) for line in written]) for source, written in fields]
+    op: ClassVar[str] = "wait_connected"
 
 
-def stack_fields(stack: RankStack | None) -> dict[str, Any] | None:
-    """Return a rank's stack as fields."""
-    if stack is None:
-        return None
-    return {"is_stopped": stack.is_stopped, "frames": stack.frames, "path": str(stack.path)}
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WaitProbed(Call[None]):
+    """`Node.wait_probed`."""
+
+    op: ClassVar[str] = "wait_probed"
 
 
-def stack_of(fields: Mapping[str, Any] | None) -> RankStack | None:
-    """Return the stack in fields of `stack_fields`."""
-    if fields is None:
-        return None
-    return RankStack(fields["is_stopped"], tuple(fields["frames"]), Path(fields["path"]))
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WaitJoined(Call[None]):
+    """`Node.wait_joined`."""
+
+    op: ClassVar[str] = "wait_joined"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunRanks(Call[None]):
+    """`Node.run_ranks`."""
+
+    op: ClassVar[str] = "run_ranks"
+    endpoint: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Leave(Call[None]):
+    """`Node.leave`."""
+
+    op: ClassVar[str] = "leave"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Look(Call[RankStack | None]):
+    """`Node.look`."""
+
+    op: ClassVar[str] = "look"
+    answer: ClassVar[Any] = RankStack | None
+    rank: int
+    only_stopped: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLogs(Call[tuple[SourceLines, int]]):
+    """`Node.read_logs`."""
+
+    op: ClassVar[str] = "read_logs"
+    answer: ClassVar[Any] = tuple[SourceLines, int]
+    budget_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLogEnds(Call[SourceLines]):
+    """`Node.read_log_ends`."""
+
+    op: ClassVar[str] = "read_log_ends"
+    answer: ClassVar[Any] = SourceLines
+    first: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class End(Call[bool]):
+    """`Node.end`."""
+
+    op: ClassVar[str] = "end"
+    answer: ClassVar[Any] = bool
+    grace_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ForGateways:
+    """A command for each of the node's gateways."""
+
+    op: ClassVar[str] = "for_gateways"
+    command: Mapping[str, Any]
+
+
+AgentLine = (
+    Alive
+    | MissingBlobs
+    | TakeBlob
+    | StartGateways
+    | WaitConnected
+    | WaitProbed
+    | WaitJoined
+    | RunRanks
+    | Leave
+    | Look
+    | ReadLogs
+    | ReadLogEnds
+    | End
+    | ForGateways
+)
+AGENT_LINES: Kinds[AgentLine] = Kinds(*get_args(AgentLine))
+"""What an agent sends after its order."""
+ORDERS: Kinds[NodeOrder] = Kinds(NodeOrder)
+"""An agent's first line."""
+
+
+# ---------------------------------------------------------------- node to agent
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A call's result."""
+
+    op: ClassVar[str] = "answered"
+    id: int
+    result: Any
+    """Read by the call's `answer`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A call's error."""
+
+    op: ClassVar[str] = "refused"
+    id: int
+    code: str
+    message: str
+    node: int
+    gateway: int
+    log_path: str
+
+    @classmethod
+    def of(cls, call: int, error: SiteError) -> Refused:
+        """Return the message for an error of that call."""
+        return cls(
+            id=call,
+            code=error.code,
+            message=str(error),
+            node=error.node,
+            gateway=error.gateway,
+            log_path=error.log_path,
+        )
+
+    def error(self, node: int) -> SiteError:
+        """Return the call's error; its place defaults to the node."""
+        return SiteError(
+            self.code,
+            self.message,
+            node=max(self.node, node),
+            gateway=self.gateway,
+            log_path=self.log_path,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FromGateway:
+    """A gateway's message to the agent; from gateway -1: the node's own."""
+
+    op: ClassVar[str] = "from_gateway"
+    gateway: int
+    message: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A failure on the node, with its age, because two machines' clocks differ."""
+
+    op: ClassVar[str] = "failed"
+    failure: Failure
+    age_s: float
+
+    @classmethod
+    def of(cls, failure: Failure) -> Failed:
+        """Return the message for a failure, as old as it is now."""
+        return cls(failure=failure, age_s=time.monotonic() - failure.at_s)
+
+    def here(self) -> Failure:
+        """Return the failure, dated by this machine's clock."""
+        return dataclasses.replace(self.failure, at_s=time.monotonic() - max(0.0, self.age_s))
+
+
+NodeLine = Alive | Answered | Refused | FromGateway | Failed
+NODE_LINES: Kinds[NodeLine] = Kinds(*get_args(NodeLine))
+"""What a node sends after its greeting."""

@@ -10,23 +10,32 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
-from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint
 from isthmus.protos.failure import Failure
 from isthmus.sites.agent.remote_node import RemoteNode
 from isthmus.sites.node.failures import SiteError
 from isthmus.sites.node.node import Listener
 from isthmus.sites.node.rank_stacks import RankStack
 from isthmus.sites.node.stream import (
+    AGENT_LINES,
+    ORDERS,
+    Alive,
+    Answered,
+    Endpoint,
+    Failed,
+    ForGateways,
+    FromGateway,
+    Leave,
+    Look,
     NodeOrder,
-    endpoint_fields,
-    error_fields,
-    failure_fields,
-    read_line,
-    stack_fields,
+    ReadLogEnds,
+    Refused,
+    StartGateways,
+    WaitJoined,
 )
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.json_fields import read_json, to_json
-from tests.fuzz.line_targets import json_bytes, line
+from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.json_lines import Message, line_of
+from tests.fuzz.line_targets import json_bytes
 from tests.fuzz.target import Target
 
 T = TypeVar("T")
@@ -48,15 +57,17 @@ ORDER = NodeOrder(
 )
 
 
-def _order(data: bytes) -> object:
-    return read_json(NodeOrder, read_line(data))
-
-
 def _calls() -> list[bytes]:
-    calls = ["start_gateways", "wait_joined", "leave", "read_log_ends"]
-    said = [{"id": index, "call": call, "first": []} for index, call in enumerate(calls)]
-    said.append({"id": 9, "call": "look", "rank": 1, "only_stopped": True})
-    return [line({}), line({"tell": {"op": "cancel", "epoch": 2}}), *map(line, said)]
+    messages: list[Message] = [
+        Alive(),
+        ForGateways(command={"op": "cancel", "epoch": 2}),
+        StartGateways(id=0),
+        WaitJoined(id=1),
+        Leave(id=2),
+        ReadLogEnds(id=3, first=("rank1",)),
+        Look(id=9, rank=1, only_stopped=True),
+    ]
+    return [line_of(message) for message in messages]
 
 
 class _Here(ThreadPoolExecutor):
@@ -75,7 +86,7 @@ async def _hear(data: bytes) -> None:
     asked = asyncio.Semaphore(0)
     stdout = asyncio.StreamReader()
     stdin = SimpleNamespace(
-        write=lambda sent: asked.release() if b'"call"' in sent else None,
+        write=lambda sent: asked.release() if b'"id"' in sent else None,
         is_closing=lambda: False,
     )
     process = SimpleNamespace(stdin=stdin, stdout=stdout, wait=_status_0, returncode=0)
@@ -106,31 +117,32 @@ async def _status_0() -> int:
 
 def _said() -> list[bytes]:
     failure = Failure(code="RANK_KILLED", message="gone", at_s=0.0, site="a", rank=1)
-    endpoint = GatewayEndpoint(gateway=1, host="10.0.0.8", port=4000)
-    stack = RankStack(False, ("train.py:3",), Path("/state/stacks"))
-    said: list[dict[str, object]] = [
-        {"failed": failure_fields(failure)},
-        {"gateway": 2, "said": {"op": "metric"}},
-        {"id": 0, "result": [endpoint_fields(endpoint)]},
-        {"id": 0, "error": error_fields(SiteError("GATEWAY_EXITED", "gone", gateway=1))},
-        {"id": 1, "result": stack_fields(stack)},
-        {"id": 2, "result": [[["rank1", ["a line"]]], 7]},
+    endpoint = Endpoint(gateway=1, host="10.0.0.8", port=4000)
+    stack = RankStack(False, ("train.py:3",), "/state/stacks")
+    messages: list[Message] = [
+        Alive(),
+        Failed.of(failure),
+        FromGateway(gateway=2, message={"op": "metric"}),
+        Answered(id=0, result=to_json((endpoint,))),
+        Refused.of(0, SiteError("GATEWAY_EXITED", "gone", gateway=1)),
+        Answered(id=1, result=to_json(stack)),
+        Answered(id=2, result=[[["rank1", ["a line"]]], 7]),
     ]
-    return [line({}), *map(line, said)]
+    return [line_of(message) for message in messages]
 
 
 NODE_TARGETS = (
     Target(
         name="node-order",
-        decode=_order,
-        refusals=(ConfigError, ValueError),
-        samples=lambda: [line(to_json(ORDER))],
+        decode=ORDERS.read,
+        refusals=(ConfigError,),
+        samples=lambda: [line_of(ORDER)],
         most_bytes=json_bytes,
     ),
     Target(
         name="node-calls",
-        decode=read_line,
-        refusals=(ValueError,),
+        decode=AGENT_LINES.read,
+        refusals=(ConfigError,),
         samples=_calls,
         most_bytes=json_bytes,
     ),

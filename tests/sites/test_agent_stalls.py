@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 from isthmus.protos.control.v1.control_pb2 import Stall
@@ -16,7 +15,7 @@ def told_of(*said: dict[str, Any], left: dict[int, int]) -> Stall:
     found: list[Stall] = []
 
     async def look(rank: int, only_stopped: bool) -> RankStack | None:
-        return None if only_stopped else RankStack(False, ("all_reduce (d.py:1)",), Path("/x"))
+        return None if only_stopped else RankStack(False, ("all_reduce (d.py:1)",), "/x")
 
     async def take() -> None:
         stalls = Stalls(look, found.append)

@@ -21,8 +21,9 @@ from isthmus.sites.agent.remote_node import RemoteNode
 from isthmus.sites.node.carried import blobs_of
 from isthmus.sites.node.failures import SiteError
 from isthmus.sites.node.node import Listener
-from isthmus.sites.node.stream import GREETING, NodeOrder, error_fields, error_of
+from isthmus.sites.node.stream import GREETING, NODE_LINES, NodeOrder, Refused
 from isthmus.topology.spec.carried_folder import Carried
+from isthmus.topology.spec.json_lines import line_of
 from isthmus.topology.spec.run_spec import RunSpec
 from isthmus.topology.spec.world import Accelerator, Launcher, Site
 from tests.fakes.agent_bench import job_yaml, prepare, topology_yaml
@@ -102,7 +103,8 @@ def test_a_node_that_goes_is_lost_by_name(tmp_path: Path, program: str, how: str
 
 
 def test_nonsense_is_a_failure_and_what_comes_after_it_is_heard(tmp_path: Path) -> None:
-    lines = ['{"failed": 3}', "[]x", '{"gateway": 2, "said": {"op": "metric"}}']
+    metric = '{"op": "from_gateway", "gateway": 2, "message": {"op": "metric"}}'
+    lines = ['{"op": "failed", "failure": 3, "age_s": 0}', "[]x", metric]
     printed = "; ".join(f"print({line!r}, flush=True)" for line in lines)
     heard = listen(f"{GREETED}; {printed}", tmp_path)
     codes = [failure.code for failure in heard.failures]
@@ -142,7 +144,9 @@ async def test_a_node_is_given_what_it_lacks_of_the_carried_folder(tmp_path: Pat
 
 def test_an_error_of_a_call_names_its_node() -> None:
     error = SiteError("GATEWAY_EXITED", "gone", gateway=3, log_path="x")
-    told = error_of(error_fields(error), 1)
+    message = NODE_LINES.read(line_of(Refused.of(7, error)))
+    assert isinstance(message, Refused)
+    told = message.error(1)
     assert (told.code, str(told), told.node, told.gateway) == ("GATEWAY_EXITED", "gone", 1, 3)
 
 
@@ -166,12 +170,14 @@ def test_nodes_that_are_dialled_are_told_to_others_by_the_sites_hosts() -> None:
 
 
 async def test_an_answer_that_makes_no_sense_is_an_error_of_its_call(tmp_path: Path) -> None:
-    answer = '{"id": 0, "result": [{"gateway": "x"}]}'
+    answer = '{"op": "answered", "id": 0, "result": [{"gateway": "x"}]}'
     program = f"{GREETED}; sys.stdin.readline(); print({answer!r}, flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", program]
     node = await RemoteNode.start(ORDER, command, Heard().listener, tmp_path / "log", 20.0)
     reading = asyncio.create_task(node.read())
-    with pytest.raises(SiteError, match=r"node 1 of site a .* answered"):
+    with pytest.raises(
+        SiteError, match=r"node 1 of site a .* start_gateways\.0\.gateway: want 0 to .*, got 'x'"
+    ):
         await node.start_gateways()
     await node.close()
     await reading

@@ -160,7 +160,7 @@ def test_a_rank_says_where_it_hangs_and_one_that_is_stopped_is_told_as_stopped(
 def test_a_rank_that_waits_for_results_waits_for_other_ranks(tmp_path: Path) -> None:
     """Its main thread is in the pipeline then, wherever that file lies."""
     frame = f"wait_finished ({bucket_pipeline.__file__}:194)"
-    assert RankStack(False, ("wait (threading.py:331)", frame), tmp_path).is_in_collective
+    assert RankStack(False, ("wait (threading.py:331)", frame), str(tmp_path)).is_in_collective
 
 
 def test_a_rank_without_a_file_is_left_alone(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Converts frozen dataclasses to JSON and back, by their annotations.
 
 Knows int, float, str, bool, a StrEnum, `X | None`, `tuple[X, ...]`, `tuple[X, Y]`,
-`Mapping[str, X]`, `Mapping[int, X]` and dataclasses of these. `Annotated[int, most]`, or float, is
+`Mapping[str, X]`, `Mapping[int, X]` and dataclasses of these. `Any` is JSON that somebody else
+reads. `Annotated[int, most]`, or float, is
 a number from 0 to `most`. Fields that a dataclass computes for itself
 (`init=False`) are neither written nor read.
 """
@@ -88,6 +89,8 @@ class _Reader:
         self._on_unknown = on_unknown
 
     def read(self, kind: Any, value: object, where: str) -> object:  # noqa: ANN401 - any annotation
+        if kind is Any:
+            return value
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
         if dataclasses.is_dataclass(kind):
             return self._object(kind, value, where)
