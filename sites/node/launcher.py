@@ -49,11 +49,12 @@ from isthmus.protos.own_processes import own_command
 from isthmus.sites.node.kernel_kills import KernelKills
 from isthmus.sites.node.rank_failures import (
     PID_FILE,
+    RankFailed,
     cause_first,
     describe_failure,
     explain_crash,
-    line_of,
 )
+from isthmus.topology.spec.json_lines import line_of
 
 MONITOR_INTERVAL_S = 0.1
 """torchrun's poll interval, and so the longest delay after all ranks have ended well."""
@@ -253,7 +254,7 @@ def _speaker() -> Callable[[Failure], None]:
     def say(failure: Failure) -> None:
         # If the parent has gone, this process is about to be killed.
         with speaking, contextlib.suppress(OSError):
-            os.write(descriptor, line_of(failure).encode())
+            os.write(descriptor, line_of(RankFailed(failure=failure)))
 
     return say
 

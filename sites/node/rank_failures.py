@@ -8,16 +8,18 @@ This module does not import torch, because the agent uses it too.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGTERM, SIGXCPU, SIGXFSZ
-from typing import Any
+from typing import Any, ClassVar
 
 from isthmus.protos.catalogue import CATALOGUE
-from isthmus.protos.failure import Failure, one_line, text_of
+from isthmus.protos.failure import Failure, one_line
+from isthmus.topology.spec.json_lines import Kinds
 
 COLLATERAL_EXIT_CODE = 75
 """A rank's exit status when the exchange failed under it: EX_TEMPFAIL, not the script's fault."""
@@ -25,6 +27,19 @@ LAST_BYTES = 4096
 """Bytes at the end of a rank's stderr that are searched for its last line."""
 PID_FILE = "pid"
 """File beside a rank's error.json, which the rank writes as the first thing it does."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailed:
+    """A failure, in a line of the launcher to its parent on the same machine."""
+
+    op: ClassVar[str] = "failed"
+    failure: Failure
+    """Its `at_s` holds for the reader, too: the clock is the machine's."""
+
+
+LAUNCHER_LINES: Kinds[RankFailed] = Kinds(RankFailed)
+"""What a launcher writes."""
 
 _CRASHES = {
     SIGSEGV: "it used memory that is not there, a bug of native code",
@@ -85,24 +100,6 @@ def cause_first(failure: Failure) -> tuple[bool, int, float]:
     else:
         kind = 0 if failure.exit_code < 0 else 2 if failure.message else 1
     return failure.is_collateral, kind, failure.at_s
-
-
-def line_of(failure: Failure) -> str:
-    """Return a failure as a line for the launcher's parent on the same machine."""
-    # The clock is the machine's, so the agent has the same.
-    return json.dumps({**failure.to_json(), "at_s": failure.at_s}) + "\n"
-
-
-def failure_of_line(line: bytes) -> Failure:
-    """Return the failure in a line of `line_of`.
-
-    Raises:
-        ValueError: the line is not one of `line_of`.
-    """
-    try:
-        return Failure.from_json(json.loads(line))
-    except (AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
-        raise ValueError(f"not a failure: {text_of(error)}: {line[:200]!r}") from error
 
 
 def write_error_file(path: str | None, details: Mapping[str, Any], traceback: str) -> None:

@@ -19,7 +19,8 @@ from isthmus.sites.node.children import start_leashed
 from isthmus.sites.node.failures import describe_end, rank_failure
 from isthmus.sites.node.kernel_kills import KernelKills
 from isthmus.sites.node.order import SiteOrder
-from isthmus.sites.node.rank_failures import failure_of_line, last_words
+from isthmus.sites.node.rank_failures import LAUNCHER_LINES, last_words
+from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.job_environment import LEFT_OVER
 
 TORCHRUN_LOG = "torchrun.log"
@@ -97,8 +98,8 @@ class Torchrun:
         assert self.process.stdout is not None, "it talks"
         while line := await self._next_line(self.process.stdout):
             try:
-                failure = failure_of_line(line)
-            except ValueError as error:
+                failure = LAUNCHER_LINES.read(line).failure
+            except ConfigError as error:
                 log.warning("the launcher of node %d said: %s", self._node, text_of(error))
                 continue
             self._has_told = True

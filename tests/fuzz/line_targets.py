@@ -33,15 +33,16 @@ from isthmus.sites.local.rank_messages import decode_from_rank
 from isthmus.sites.node.gateway_process import Gateway
 from isthmus.sites.node.node import Listener
 from isthmus.sites.node.rank_failures import (
+    LAUNCHER_LINES,
+    RankFailed,
     cause_first,
     describe_failure,
-    failure_of_line,
-    line_of,
     write_error_file,
 )
 from isthmus.topology.faults.script import Change
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.json_lines import line_of
 from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, star
 from isthmus.topology.spec.run_spec import CodedPlan
 from tests.fakes.gateway_sites import gateway_config
@@ -198,7 +199,7 @@ def _line_of(message: object) -> bytes:
 
 
 def _failures_of(data: bytes) -> None:
-    assert cause_first(failure_of_line(data))
+    assert cause_first(LAUNCHER_LINES.read(data).failure)
 
 
 def _failures_samples() -> list[bytes]:
@@ -210,7 +211,7 @@ def _failures_samples() -> list[bytes]:
         exit_code=-9,
         log_path="/run/stderr.log",
     )
-    return [line_of(failure).encode()]
+    return [line_of(RankFailed(failure=failure))]
 
 
 def _describe(data: bytes) -> None:
@@ -250,7 +251,7 @@ LINE_TARGETS = (
     _emulator_target("netns-configuration", NetnsConfig, _netns_samples),
     _emulator_target("emulator-change", Apply, _apply_samples),
     _emulator_target("emulator-up", Up, _up_samples),
-    _target("failures-file", _failures_of, (ValueError,), _failures_samples),
+    _target("failures-file", _failures_of, (ConfigError,), _failures_samples),
     _target("error-file", _describe, (), _error_samples),
     _target(
         "coordinator-file",

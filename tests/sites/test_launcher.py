@@ -16,14 +16,16 @@ from isthmus.sites.agent.site_processes import reserved_port
 from isthmus.sites.node.launcher import Watch
 from isthmus.sites.node.rank_failures import (
     COLLATERAL_EXIT_CODE,
+    LAUNCHER_LINES,
     PID_FILE,
+    RankFailed,
     cause_first,
     describe_failure,
     explain_crash,
-    failure_of_line,
-    line_of,
     write_error_file,
 )
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_lines import line_of
 
 WAIT_S = 90.0
 
@@ -166,7 +168,7 @@ def run_node(
             check=False,
         )
     logs = "\n".join(path.read_text() for path in folder.glob("ranks/r-1_*/attempt_0/1/std*.log"))
-    failures = [failure_of_line(line.encode()) for line in ended.stdout.splitlines()]
+    failures = [LAUNCHER_LINES.read(line.encode()).failure for line in ended.stdout.splitlines()]
     return ended.returncode, failures, f"{logs}\n{ended.stderr}"
 
 
@@ -303,7 +305,8 @@ def test_the_store_listens_on_the_sites_address_only(tmp_path: Path) -> None:
 
 def test_a_failure_survives_the_line() -> None:
     victim = failure(0, 1, 5.0, message="RuntimeError: closed", is_collateral=True)
-    assert failure_of_line(line_of(victim).encode()) == victim
+    said = RankFailed(failure=victim)
+    assert LAUNCHER_LINES.read(line_of(said)) == said
 
 
 def test_a_rank_that_torchrun_ends_is_not_taken_for_the_first(tmp_path: Path) -> None:
@@ -327,8 +330,8 @@ def test_a_rank_that_torchrun_ends_is_not_taken_for_the_first(tmp_path: Path) ->
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"rank": 1}', "{", "null", "some print"])
 def test_a_line_that_is_no_failure_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not a failure"):
-        failure_of_line(text.encode())
+    with pytest.raises(ConfigError, match=r"not JSON|want an object"):
+        LAUNCHER_LINES.read(text.encode())
 
 
 def test_signals_come_before_exits_before_exceptions() -> None:
