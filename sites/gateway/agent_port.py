@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import IOBase
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, ClassVar, Final, TypeVar, get_args
 
 from isthmus.protos.errors import LocalProtocolError
 from isthmus.protos.failure import text_of
@@ -17,12 +17,12 @@ from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.links.transport import Peer
 from isthmus.topology.spec.epoch import Handover
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.json_fields import read_json
+from isthmus.topology.spec.json_lines import Kinds, Message
 from isthmus.topology.spec.reduction_plan import ReductionPlan
 from isthmus.topology.spec.run_spec import CodedPlan
 from isthmus.topology.spec.shares import AS_BEGUN, Shares
 
-T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 _log = logging.getLogger(__name__)
 
 _LINES_MAX: Final = 4096
@@ -36,6 +36,7 @@ _DROPPABLE = frozenset({"metric"})
 class Connect:
     """The agent's command to dial the peers, with their addresses."""
 
+    op: ClassVar[str] = "connect"
     peers: tuple[Peer, ...]
     sites: tuple[str, ...] | None = None
     """Sites whose gateways `peers` lists. None: all sites of the run."""
@@ -45,6 +46,7 @@ class Connect:
 class Settle:
     """The membership or plan will change: begin no new round, and report progress."""
 
+    op: ClassVar[str] = "settle"
     epoch: int
     stops: bool
     """Also stop all chunks, because a site or a link that they need is lost."""
@@ -56,6 +58,7 @@ class Settle:
 class Resume:
     """The command to begin a new epoch: the wire form of `Epoch` (topology/spec/epoch.py)."""
 
+    op: ClassVar[str] = "resume"
     epoch: int
     from_round: int
     members: tuple[str, ...]
@@ -74,6 +77,7 @@ class Resume:
 class Cancel:
     """The announced change is called off: go on in the old epoch."""
 
+    op: ClassVar[str] = "cancel"
     epoch: int
 
 
@@ -81,11 +85,14 @@ class Cancel:
 class Revoke:
     """The command to refuse the certificates in a list, and to break connections that show them."""
 
+    op: ClassVar[str] = "revoke"
     list: str
     """X.509 CRL in PEM."""
 
 
 Command = Connect | Settle | Resume | Cancel | Revoke
+_CONFIGURATIONS: Final[Kinds[GatewayConfig]] = Kinds(GatewayConfig)
+_COMMANDS: Final[Kinds[Command]] = Kinds(*get_args(Command))
 
 
 class AgentWriter:
@@ -143,12 +150,7 @@ def read_configuration(stream: IOBase) -> GatewayConfig | None:
     Raises:
         LocalProtocolError: the line is not a valid configuration.
     """
-    fields = next(_messages(stream), None)
-    if fields is None:
-        return None
-    if fields.pop("op") != "configure":
-        raise LocalProtocolError("stdin: the first line must be a configure")
-    return _read(GatewayConfig, "configure", fields)
+    return next(_messages(stream, _CONFIGURATIONS), None)
 
 
 def read_commands(stream: IOBase) -> Iterator[Command]:
@@ -157,36 +159,12 @@ def read_commands(stream: IOBase) -> Iterator[Command]:
     Raises:
         LocalProtocolError: a line is not a valid command.
     """
-    for fields in _messages(stream):
-        op = fields.pop("op")
-        match op:
-            case "connect":
-                yield _read(Connect, op, fields)
-            case "settle":
-                yield _read(Settle, op, fields)
-            case "resume":
-                yield _read(Resume, op, fields)
-            case "cancel":
-                yield _read(Cancel, op, fields)
-            case "revoke":
-                yield _read(Revoke, op, fields)
-            case _:
-                raise LocalProtocolError(f"stdin: unknown op {op!r}")
+    return _messages(stream, _COMMANDS)
 
 
-def _read(kind: type[T], op: str, fields: dict[str, Any]) -> T:
-    try:
-        return read_json(kind, fields)
-    except ConfigError as error:
-        raise LocalProtocolError(f"stdin: {op}: {error.problems[0].message}") from error
-
-
-def _messages(stream: IOBase) -> Iterator[dict[str, Any]]:
+def _messages(stream: IOBase, kinds: Kinds[M]) -> Iterator[M]:
     while line := stream.readline(_LINE_BYTES_MAX):
         try:
-            fields = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise LocalProtocolError(f"stdin: not a JSON line: {text_of(error)}") from error
-        if not isinstance(fields, dict) or not isinstance(fields.get("op"), str):
-            raise LocalProtocolError("stdin: want a JSON object with an op")
-        yield fields
+            yield kinds.read(line)
+        except ConfigError as error:
+            raise LocalProtocolError(f"stdin: {error.problems[0].message}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from isthmus.protos.frame import MAX_PAYLOAD_BYTES
 from isthmus.topology.spec.errors import ConfigError
@@ -56,6 +57,7 @@ class PeerLink:
 class GatewayConfig:
     """Everything that a gateway needs before it gets its peers' addresses."""
 
+    op: ClassVar[str] = "configure"
     run_id: str
     generation: int
     config_hash: str

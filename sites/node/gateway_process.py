@@ -23,7 +23,7 @@ from isthmus.sites.node.children import start_leashed
 from isthmus.sites.node.failures import describe_end
 from isthmus.sites.node.kernel_kills import KernelKills
 from isthmus.sites.node.node import Listener
-from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.json_lines import line_of
 
 MODULE = "isthmus.sites.gateway"
 """The module that runs as a gateway."""
@@ -88,14 +88,17 @@ class Gateway:
             )
         gateway = cls(config, node, process, log_path)
         gateway._kernel_kills = KernelKills()
-        gateway.tell({"op": "configure", **to_json(config)})
+        gateway._write(line_of(config))
         return gateway
 
     def tell(self, message: Mapping[str, Any]) -> None:
         """Send one command; if the gateway has ended, `read` notices."""
+        self._write(json.dumps(message).encode() + b"\n")
+
+    def _write(self, line: bytes) -> None:
         assert self.process.stdin is not None
         if not self.process.stdin.is_closing():
-            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+            self.process.stdin.write(line)
 
     def close(self) -> None:
         """Close the gateway's stdin, so that it leaves. Idempotent."""

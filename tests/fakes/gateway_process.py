@@ -14,7 +14,7 @@ from isthmus.orchestrator.core.run_events import SiteNamespace
 from isthmus.protos.own_processes import leashed, own_command
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.node.gateway_process import MALLOC
-from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.json_lines import line_of
 from tests.fakes.gateway_rank import DEADLINE_S
 
 
@@ -70,7 +70,7 @@ class GatewayProcess:
     def configure(self, config: GatewayConfig) -> None:
         """Write the first line."""
         self.config = config
-        self.say(json.dumps({"op": "configure", **to_json(config)}).encode())
+        self.say(line_of(config).rstrip())
 
     def connect(self, *peers: GatewayProcess) -> None:
         """Say where the gateways of other sites listen, which have been configured."""

@@ -105,7 +105,7 @@ def _configuration_samples() -> list[bytes]:
     trees = (star(3, 1), Tree(0, {1: 0, 2: 1}, 2))
     plans = (ReductionPlan(2, (), "gather"), ReductionPlan(3, trees, "trees"))
     configs = [gateway_config(Path("/run"), plan, plan.num_sites - 1) for plan in plans]
-    return [line({"op": "configure", **to_json(config)}) for config in configs]
+    return [line_of(config) for config in configs]
 
 
 def _command_samples() -> list[bytes]:
