@@ -50,6 +50,7 @@ CREATE TABLE events (
     detail TEXT NOT NULL
 );
 CREATE INDEX events_of_run ON events (run_id, sequence);
+CREATE INDEX ended_runs ON events (run_id) WHERE kind = 'run.ended';
 CREATE TRIGGER events_are_final BEFORE UPDATE ON events
     BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
 CREATE TRIGGER events_are_kept BEFORE DELETE ON events
@@ -61,9 +62,6 @@ CREATE TABLE runs (
 );
 """
 
-
-_ENDED = "CREATE INDEX IF NOT EXISTS ended_runs ON events (run_id) WHERE kind = 'run.ended'"
-"""Tells which runs have ended without reading what happened to them; earlier builds made none."""
 _MOST = 2**63 - 1
 """The greatest number that SQLite has."""
 _COLUMNS = "sequence, wall_s, run_id, generation, kind, site, detail"
@@ -230,8 +228,6 @@ class Journal(JournalReader):
         self._lock = lock(folder / LOCK)
         try:
             super().__init__(folder)
-            with self._writing() as connection:
-                connection.execute(_ENDED)
             self._identity = self._identify()
             self._inodes = {each: each.stat().st_ino for each in (folder / LOCK, self.path)}
         except BaseException:

@@ -229,10 +229,7 @@ def test_what_is_left_beside_a_journal_that_was_removed_does_not_become_part_of_
         assert journal.run_ids() == []
 
 
-@pytest.mark.parametrize("is_of_an_earlier_build", [False, True])
-def test_of_runs_that_have_ended_nothing_is_read_at_a_start(
-    tmp_path: Path, is_of_an_earlier_build: bool
-) -> None:
+def test_of_runs_that_have_ended_nothing_is_read_at_a_start(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
         for run_id in ("old", "older", "r"):
             submit(journal, run_id)
@@ -249,8 +246,6 @@ def test_of_runs_that_have_ended_nothing_is_read_at_a_start(
         columns = "(wall_s, run_id, generation, kind, site, detail)"
         unreadable = (8.0, "old", 1, "noted", "", "cut o")
         connection.execute(f"INSERT INTO events {columns} VALUES (?, ?, ?, ?, ?, ?)", unreadable)
-        if is_of_an_earlier_build:
-            connection.execute("DROP INDEX ended_runs")
     connection.close()
     with Journal(tmp_path) as journal:
         assert journal.unfinished() == ["r"]
