@@ -2,8 +2,7 @@
 
 They cross a Unix SOCK_SEQPACKET socket as one JSON object per message; docs/protocols.md has the
 conversation. A field's annotation defines its valid values, and the decoder names a field that has
-another. A field with a default may be absent, and unknown fields are ignored, so that either end
-may be a version older.
+another, or is unknown. A field with a default may be absent.
 """
 
 from __future__ import annotations
@@ -442,7 +441,7 @@ def _decode(data: bytes, kinds: Mapping[str, type[MessageT]]) -> MessageT:
     try:
         if kind is Failure:
             return cast("MessageT", Failure.from_json(fields))
-        return read_json(kind, fields, str(op), on_unknown=lambda _: None)
+        return read_json(kind, fields, str(op))
     except ConfigError as error:
         raise ValueError(error.problems[0].message) from error
     except (KeyError, TypeError) as error:
