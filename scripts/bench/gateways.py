@@ -215,6 +215,8 @@ class Setting:
     num_buckets: int
     num_bytes: int
     """float32 of a round at a site, all buckets together."""
+    described: float = 1.0
+    """Bandwidth that the gateways are told, as a multiple of the link's."""
     num_ranks: int
     """Ranks of each site; each has its shard of each bucket."""
     num_lanes: int
@@ -287,7 +289,7 @@ class RankStandIn:
 
 
 def _config(setting: Setting, site: int, lane: int, host: str, folder: Path) -> GatewayConfig:
-    bytes_per_s = setting.bits_per_s / 8
+    bytes_per_s = setting.described * setting.bits_per_s / 8
     return GatewayConfig(
         run_id="bench",
         generation=1,
