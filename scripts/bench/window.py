@@ -97,6 +97,8 @@ class Condition:
             held_bytes=HELD_BYTES,
             num_buckets=1,
             num_bytes=self.mib << 20,
+            num_ranks=1,
+            num_lanes=1,
         )
 
 
