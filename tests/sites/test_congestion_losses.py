@@ -62,7 +62,7 @@ def test_what_is_lost_in_a_full_queue_or_soon_after_is_no_chance() -> None:
 
 @pytest.mark.parametrize(
     ("lost", "sent", "is_chance"),
-    [(40, 1000, True), (60, 1000, False), (3, 20, True), (4, 20, False)],
+    [(40, 1000, True), (60, 1000, False), (1, 20, True), (2, 20, False)],
 )
 def test_many_lost_at_once_are_a_full_queue_s_until_it_was_empty_once(
     lost: int, sent: int, is_chance: bool
@@ -82,8 +82,6 @@ def test_many_lost_at_once_are_a_full_queue_s_until_it_was_empty_once(
 
 def test_a_link_is_lossy_for_ten_seconds() -> None:
     looks = Looks()
-    looks.see([1] * 3)
-    assert not looks.is_lossy
     looks.see([1])
     assert looks.is_lossy
     looks.see([0] * 190)

@@ -37,17 +37,13 @@ _SLACK = 0.15
 """Without competing flows, the window is wider than one BDP by this part of it, and by the bytes
 that leave between two looks. Measured: a round takes 1.03 times its bound at 400 Mbit/s and 60 ms,
 1.04 to 1.08 at 145 Mbit/s and 20 ms."""
-_OWN_QUEUE = 0.05
-"""Excess of a round trip over the idle one, as a part of it, that our own bytes explain beside that
-slack."""
 _GRADUALLY = 0.25
 """Further excess from which packets of others are certainly in the queue. In between, the window
 goes from one width to the other."""
 _FOLLOWS = 0.03
-_NEAR = 0.01
-"""In each sample the window covers the part _FOLLOWS of the distance to its target, and all of it
-below _NEAR. Its effect on the queue is seen a round trip later. Without damping the window would
-oscillate: fill the queue, take it for that of others, let it run empty."""
+"""Part of the distance to its target that the window covers in each sample. Its effect on the queue
+is seen a round trip later. Without damping the window would oscillate: fill the queue, take it for
+that of others, let it run empty."""
 _FULL = 1.6
 """Multiple of the idle round trip from which the queue may be full and lose packets."""
 _JITTER_S = 0.003
@@ -64,8 +60,6 @@ _LEAVES = 0.6
 """With competing flows the window begins with this part of one BDP. CUBIC gives up three tenths of
 its window at each overflow. Measured at 500 Mbit/s and 50 ms: beside it we get 0.95 of our half
 with this, 1.31 with 0.7."""
-_WIDEST = 8.5
-"""With competing flows, largest window as a multiple of its initial width."""
 _WIDENS = 0.07
 """Step per sample of the window with competing flows, as a part of one BDP, times the missing
 share. Once they are gone, the window returns to its initial width by this part per sample."""
@@ -79,14 +73,9 @@ BBR does. That verdict holds this long. Each sample has the weight _AVERAGED, so
 second."""
 _LOOK_SHARE = 0.125
 _LOOK_MIN_S = 0.001
-_LOOK_MAX_S = 0.004
 _LOOK_BYTES = 32 << 10
-"""A full window is looked at this often in a round trip, within these limits. On narrow links it is
-looked at once so many bytes may have left."""
-_LEAST_BYTES = 64 << 10
-"""Narrowest window."""
-_RTT_MIN_S = 0.01
-"""Shortest round trip that the window assumes: on shorter links the looks take as long."""
+"""A full window is looked at this often in a round trip, but not more often than that. On narrow
+links it is looked at once so many bytes may have left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +137,10 @@ class LinkWindow:
         """
         idle_rtt_s = min(max(path.shortest_rtt_s, self._rtt_s), _VARIES * path.shortest_rtt_s)
         queue = (path.rtt_s - _JITTER_S) / idle_rtt_s
-        held_bytes = bytes_per_s * max(path.shortest_rtt_s, self._rtt_s, _RTT_MIN_S)
-        often_s = max(_LOOK_MIN_S, min(_LOOK_MAX_S, _LOOK_SHARE * path.shortest_rtt_s))
+        held_bytes = bytes_per_s * max(path.shortest_rtt_s, self._rtt_s)
+        often_s = max(_LOOK_MIN_S, _LOOK_SHARE * path.shortest_rtt_s)
         self.look_s = max(often_s, _LOOK_BYTES / bytes_per_s)
-        own = 1 + _SLACK + _OWN_QUEUE + self.look_s / idle_rtt_s
+        own = 1 + _SLACK + self.look_s / idle_rtt_s
         asked = min(1.0, max(0.0, 1 - (queue - own) / _GRADUALLY))
         self._follow_asked(1.0 if path.carried >= _ALONE else asked, path.carried)
         is_overflowing = self.losses.follow(
@@ -171,15 +160,12 @@ class LinkWindow:
         alone_bytes = (1 + _SLACK) * held_bytes + bytes_per_s * (path.back_s + self.look_s)
         beside_bytes = _LEAVES * self._width * held_bytes
         window_bytes = self._free * alone_bytes + (1 - self._free) * beside_bytes
-        return min(self._most_bytes, max(int(window_bytes), _LEAST_BYTES))
+        return min(self._most_bytes, int(window_bytes))
 
     def _follow_asked(self, asked: float, carried: float) -> None:
         self._free += _FOLLOWS * (asked - self._free)
-        if abs(asked - self._free) < _NEAR:
-            self._free = asked
-        is_alone = self._free == 1.0
-        change = 1.0 - self._width if is_alone else (1 - self._free) * (_FAIR - carried)
-        self._width = min(_WIDEST, max(1.0, self._width + _WIDENS * change))
+        change = self._free * (1.0 - self._width) + (1 - self._free) * (_FAIR - carried)
+        self._width = max(1.0, self._width + _WIDENS * change)
 
     def _find_flows_that_ignore_loss(self, is_starved: bool, now_s: float) -> None:
         self._starved += _AVERAGED * (is_starved - self._starved)
