@@ -150,6 +150,7 @@ TRIALS: tuple[Trial, ...] = (
     Trial("window", {"_LOSS_IGNORED_S": 0.0}, ("beside_bbr",)),
     Trial("window", {"_LOOK_SHARE": 0.0}, ("alone", "short")),
     Trial("window", {"_LOOK_BYTES": 0.0}, ("narrow",)),
+    Trial("window", {"_RTT_MIN_S": 0.0}, ("short",)),
     Trial("rate", {"_HEADROOM": 1.0}, ("alone", "lossy", "slower")),
     Trial("rate", {"_HEADROOM": 9.0}, ("alone", "shallow", "shallow_cubic")),
     Trial("rate", {"_SEARCH": 1.0}, ("faster",)),
@@ -162,6 +163,7 @@ TRIALS: tuple[Trial, ...] = (
     Trial("rate", {"_LATELY_S": -1.0}, (*_ALONE, "beside_cubic")),
     Trial("rate", {"_CLOCK_S": 1e9}, ("alone",)),
     Trial("losses", {"_MANY_SHARE": 1.0}, ("slower", "beside_cubic", "shallow_cubic")),
+    Trial("losses", {"_LOOKS": 1}, ("lossy", "shallow", *_BESIDES)),
     Trial("losses", {"_ROOM_S": 0.0}, ("beside_cubic", "cubic_beside_cubic", "shallow_cubic")),
     Trial("losses", {"_LASTS_S": 0.0}, ("lossy", "lossy_cubic")),
     Trial("connections", {"_LOOK_S": 0.2}, ("alone", "beside_cubic", "faster")),
@@ -262,14 +264,14 @@ def _emulated(condition: Condition, folder: Path) -> NetnsConfig:
 
 def _others_bytes_per_s(folder: Path, lately_s: float) -> float:
     """Return the mean rate of the other flows over the latest seconds."""
-    rates = []
+    rates: list[float] = []
     for path in folder.glob("*.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines(keepends=True)[:-1]]
         begin = next(line for line in lines if line["at_s"] >= lines[-1]["at_s"] - lately_s)
         spent_s = lines[-1]["at_s"] - begin["at_s"]
         received = [sum(line["received_bytes"].values()) for line in (begin, lines[-1])]
         rates.append((received[1] - received[0]) / spent_s)
-    return statistics.mean(rates)
+    return float(statistics.mean(rates))
 
 
 @contextlib.contextmanager

@@ -82,6 +82,8 @@ def test_many_lost_at_once_are_a_full_queue_s_until_it_was_empty_once(
 
 def test_a_link_is_lossy_for_ten_seconds() -> None:
     looks = Looks()
+    looks.see([1] * 3)
+    assert not looks.is_lossy
     looks.see([1])
     assert looks.is_lossy
     looks.see([0] * 190)

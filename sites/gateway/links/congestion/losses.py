@@ -15,6 +15,9 @@ import math
 _MANY_SHARE = 0.05
 """An overflowing queue loses many packets at once. Until the round trip over an empty queue is
 known, a sample with a larger share of lost packets counts as an overflow."""
+_LOOKS = 4
+"""After this many samples with losses and without a full queue, the link counts as lossy by
+itself."""
 _ROOM_S = 1.0
 """A loss becomes known when the queue has already drained. So it counts as chance only if no queue
 was full for this long before."""
@@ -32,6 +35,8 @@ class ChanceLosses:
         """Segments sent and retransmitted, at the latest sample; None: the link was idle."""
         self._full_s = -math.inf
         """When the queue may last have been full."""
+        self._num_looks = 0
+        """Samples with losses since then."""
         self._until_s = -math.inf
         self._num_sent = self._num_lost = 0
         """Segments sent while no queue was full, and random losses among them."""
@@ -72,13 +77,15 @@ class ChanceLosses:
             num_sent = num_lost = 0  # a connection has ended
         are_many = num_lost > _MANY_SHARE * num_sent
         if is_full or (are_many and not knows_empty):
-            self._full_s = now_s
+            self._full_s, self._num_looks = now_s, 0
         if now_s <= self._full_s + _ROOM_S:
             return num_lost > 0
         self._num_sent += num_sent
         if num_lost:
             self._num_lost += 1
-            self._until_s = now_s + _LASTS_S
+            self._num_looks += 1
+            if self._num_looks >= _LOOKS:
+                self._until_s = now_s + _LASTS_S
         if self._num_sent > _SENT_MAX:
             self._num_sent //= 2
             self._num_lost //= 2

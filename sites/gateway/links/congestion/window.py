@@ -76,6 +76,8 @@ _LOOK_MIN_S = 0.001
 _LOOK_BYTES = 32 << 10
 """A full window is looked at this often in a round trip, but not more often than that. On narrow
 links it is looked at once so many bytes may have left."""
+_RTT_MIN_S = 0.01
+"""Shortest round trip that the window assumes: on shorter links the looks take as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ class LinkWindow:
         """
         idle_rtt_s = min(max(path.shortest_rtt_s, self._rtt_s), _VARIES * path.shortest_rtt_s)
         queue = (path.rtt_s - _JITTER_S) / idle_rtt_s
-        held_bytes = bytes_per_s * max(path.shortest_rtt_s, self._rtt_s)
+        held_bytes = bytes_per_s * max(path.shortest_rtt_s, self._rtt_s, _RTT_MIN_S)
         often_s = max(_LOOK_MIN_S, _LOOK_SHARE * path.shortest_rtt_s)
         self.look_s = max(often_s, _LOOK_BYTES / bytes_per_s)
         own = 1 + _SLACK + self.look_s / idle_rtt_s
