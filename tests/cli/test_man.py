@@ -49,4 +49,4 @@ def test_the_manual_page_is_good_roff(isthmus: Isthmus) -> None:
         check=True,
     )
     assert done.stderr == ""
-    assert "isthmus checkpoints verify" in done.stdout
+    assert "isthmus man | man" in done.stdout
