@@ -152,9 +152,9 @@ async def _lead(settings: Settings, signalled: asyncio.Future[int]) -> Endpoint 
         try:
             with (
                 _own_lines_kept(control),
-                _announced(settings.state, address, control.generation),
+                _announced(settings.state, address, control.runs.generation),
             ):
-                log.info("listening on %s, generation %d", address, control.generation)
+                log.info("listening on %s, generation %d", address, control.runs.generation)
                 async with _running(agents, settings, address, control):
                     try:
                         await _until_over(settings, control, service, ticking, signalled)
@@ -227,12 +227,12 @@ async def _run_once(control: Control) -> None:
     """Return when the first run has ended, or none was submitted in time."""
     try:
         async with asyncio.timeout(control.timeouts.start_s):
-            await control.submitted.wait()
+            await control.runs.submitted.wait()
     except TimeoutError:
         log.info("no run was submitted within %g s", control.timeouts.start_s)
         return
-    assert control.latest is not None
-    await _wait_for_end(control.latest)
+    assert control.runs.latest is not None
+    await _wait_for_end(control.runs.latest)
 
 
 async def _cancel_run(control: Control, signum: int) -> None:
@@ -241,7 +241,7 @@ async def _cancel_run(control: Control, signum: int) -> None:
     timeouts = control.timeouts
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeouts.stop_grace_s + timeouts.lease_s + CLOSE_S):
-            for run in control.end(f"the coordinator was asked to end ({name})"):
+            for run in control.runs.end(f"the coordinator was asked to end ({name})"):
                 await _wait_for_end(run)
 
 
@@ -270,7 +270,9 @@ async def _running(
                 topology=settings.topology,
                 state=settings.state,
                 on_end=on_end,
-                may_restart=lambda: control.latest is not None and control.latest.restarts_agents,
+                may_restart=lambda: (
+                    control.runs.latest is not None and control.runs.latest.restarts_agents
+                ),
             )
         yield
     finally:
@@ -288,7 +290,7 @@ def _fault_plan(settings: Settings, agents: LocalAgents) -> FaultPlan | None:
 @contextmanager
 def _own_lines_kept(control: Control) -> Iterator[None]:
     """Have what this process logs be among the logs of the run that is going on."""
-    handler = OwnLines(lambda: control.latest)
+    handler = OwnLines(lambda: control.runs.latest)
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
     logging.getLogger().addHandler(handler)
     try:

@@ -145,7 +145,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         """Append log lines; those that came before are skipped."""
         async with _answering(context):
             self._require_own_site(context, request.site)
-            run = self._control.fenced(request.run_id, request.generation)
+            run = self._control.runs.fenced(request.run_id, request.generation)
             if request.site not in run.view.sites:
                 raise RemoteProtocolError(f"log lines of {request.site!r}, which is no site")
             if request.ByteSize() > LOG_BATCH_BYTES:
@@ -163,15 +163,15 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     ) -> control_pb2.SubmitResponse:
         """Start a run; INVALID_ARGUMENT tells every mistake of both documents."""
         async with _answering(context):
-            if not self._control.is_known(request.run_id):
+            if not self._control.runs.is_known(request.run_id):
                 # Meanwhile the sites of other runs are heard.
                 submission = await asyncio.to_thread(
-                    self._control.decide, request, self._control.machines()
+                    self._control.runs.decide, request, self._control.machines()
                 )
-                self._control.submit(submission)
+                self._control.runs.submit(submission)
                 if submission.spec.carried is not None:
-                    used = self._control.carried_by_runs()
-                    await asyncio.to_thread(_clear, self._control.blobs, used)
+                    used = self._control.runs.carried_by_runs()
+                    await asyncio.to_thread(_clear, self._control.runs.blobs, used)
             state = str(self._control.state)
             return control_pb2.SubmitResponse(run_id=request.run_id, state=state)
 
@@ -181,7 +181,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         """Return which contents have yet to be put."""
         async with _answering(context):
             names = [name.hex() for name in request.digests]
-            missing = await asyncio.to_thread(self._control.blobs.missing, names)
+            missing = await asyncio.to_thread(self._control.runs.blobs.missing, names)
         return control_pb2.BlobNames(digests=map(bytes.fromhex, missing))
 
     async def PutBlobs(
@@ -189,7 +189,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     ) -> control_pb2.PutBlobsResponse:
         """Keep contents; those that came as a whole stay when the call breaks."""
         async with _answering(context), self._streaming():
-            blobs = Blobs(self._control.blobs.folder)
+            blobs = Blobs(self._control.runs.blobs.folder)
             async for part in request_iterator:
                 await asyncio.to_thread(blobs.take, part)
         return control_pb2.PutBlobsResponse()
@@ -199,38 +199,38 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     ) -> AsyncIterator[control_pb2.BlobPart]:
         """Yield contents in parts."""
         async with _answering(context):
-            parts = self._control.blobs.parts(name.hex() for name in request.digests)
+            parts = self._control.runs.blobs.parts(name.hex() for name in request.digests)
             while (part := await asyncio.to_thread(next, parts, None)) is not None:
                 yield part
 
     async def GetRun(self, request: control_pb2.GetRunRequest, context: Context) -> control_pb2.Run:
         """Return a run as it is."""
         async with _answering(context):
-            return self._control.message(self._control.find(request.run_id))
+            return self._control.runs.message(self._control.runs.find(request.run_id))
 
     async def ListRuns(
         self, request: control_pb2.ListRunsRequest, context: Context
     ) -> control_pb2.ListRunsResponse:
         """Return the newest runs."""
         async with _answering(context):
-            return control_pb2.ListRunsResponse(runs=self._control.messages())
+            return control_pb2.ListRunsResponse(runs=self._control.runs.messages())
 
     async def CancelRun(
         self, request: control_pb2.CancelRunRequest, context: Context
     ) -> control_pb2.Run:
         """Stop a run everywhere; the answer does not wait for that."""
         async with _answering(context):
-            return self._control.cancel(request.run_id, "cancelled by an operator")
+            return self._control.runs.cancel(request.run_id, "cancelled by an operator")
 
     async def DropSite(self, request: control_pb2.SiteRequest, context: Context) -> control_pb2.Run:
         """Have a run go on without a site; the answer does not wait for that."""
         async with _answering(context):
-            return self._control.drop_site(request.run_id, request.site)
+            return self._control.runs.drop_site(request.run_id, request.site)
 
     async def AddSite(self, request: control_pb2.SiteRequest, context: Context) -> control_pb2.Run:
         """Have a site take part in a run again; the answer does not wait for that."""
         async with _answering(context):
-            return self._control.add_site(request.run_id, request.site)
+            return self._control.runs.add_site(request.run_id, request.site)
 
     async def OfferJoin(
         self, request: control_pb2.OfferJoinRequest, context: Context
@@ -256,24 +256,24 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     ) -> AsyncIterator[control_pb2.Run]:
         """Yield a run now, at each change of its state and each second, until it has ended."""
         async with _answering(context), self._streaming():
-            run_id = self._control.find(request.run_id)
-            while (changed := self._control.change_of(run_id)) is not None:
-                yield self._control.message(run_id)
+            run_id = self._control.runs.find(request.run_id)
+            while (changed := self._control.runs.change_of(run_id)) is not None:
+                yield self._control.runs.message(run_id)
                 await _wait(changed, WATCH_S)
-            yield self._control.message(run_id)
+            yield self._control.runs.message(run_id)
 
     async def ReadLogs(
         self, request: control_pb2.ReadLogsRequest, context: Context
     ) -> AsyncIterator[control_pb2.LogLine]:
         """Yield log lines; with `follow` until the run has ended and all have been read."""
         async with _answering(context), self._streaming():
-            run_id = self._control.find(request.run_id)
-            folder = self._control.folder_of(run_id)
+            run_id = self._control.runs.find(request.run_id)
+            folder = self._control.runs.folder_of(run_id)
             reader = LogReader(folder, site=request.site, rank=request.rank)
             if request.tail:
                 # All that was written is read: of a long run seconds, in which agents wait.
                 await asyncio.to_thread(reader.skip_to_tail, request.tail)
-            while (changed := self._control.change_of(run_id)) and request.follow:
+            while (changed := self._control.runs.change_of(run_id)) and request.follow:
                 for line in reader.read():
                     yield line
                 await _wait(changed, FOLLOW_S)
@@ -285,13 +285,13 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     ) -> AsyncIterator[control_pb2.Event]:
         """Yield events; with `follow` until the run has ended."""
         async with _answering(context), self._streaming():
-            run_id, after = self._control.find(request.run_id), request.after
-            while (changed := self._control.change_of(run_id)) and request.follow:
-                for event in self._control.events_of(run_id, after):
+            run_id, after = self._control.runs.find(request.run_id), request.after
+            while (changed := self._control.runs.change_of(run_id)) and request.follow:
+                for event in self._control.runs.events_of(run_id, after):
                     after = event.sequence
                     yield event_message(event)
                 await _wait(changed, WATCH_S)
-            for event in self._control.events_of(run_id, after):
+            for event in self._control.runs.events_of(run_id, after):
                 yield event_message(event)
 
     @asynccontextmanager

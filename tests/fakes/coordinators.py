@@ -218,7 +218,7 @@ async def coordinating(
     try:
         async with control_security().aio_channel(address, options, "coordinator") as channel:
             yield Bench(control, served, address, channel, text, folder / "runs")
-        check_live_runs(folder, control._runs.values())
+        check_live_runs(folder, control.runs.active())
     finally:
         await control.close()
         ticking.cancel()

@@ -82,7 +82,7 @@ def _controlled(*, runs: bool = True) -> Iterator[tuple[Control, Session]]:
             session = control.join(_hello("a")).session
             control.join(_hello("b"))
             if runs:
-                control.submit(control.decide(_submit(), {}))
+                control.runs.submit(control.runs.decide(_submit(), {}))
             yield control, session
         finally:
             journal.close()
@@ -100,10 +100,10 @@ def _take_agent_message(data: bytes) -> None:
 
     def take() -> None:
         with _controlled() as (control, session):
-            assert control.latest is not None
+            assert control.runs.latest is not None
             content: Any = getattr(message, message.WhichOneof("kind") or "leave")
             if "generation" in content.DESCRIPTOR.fields_by_name:
-                content.run_id, content.generation = _RUN, control.latest.generation
+                content.run_id, content.generation = _RUN, control.runs.latest.generation
             control.receive(session, message)
 
     _in_a_loop(take)
@@ -124,8 +124,8 @@ def _take_logs(data: bytes) -> None:
 
     def take() -> None:
         with _controlled() as (control, _):
-            assert control.latest is not None
-            run = control.fenced(_RUN, control.latest.generation)
+            assert control.runs.latest is not None
+            run = control.runs.fenced(_RUN, control.runs.latest.generation)
             run.add_logs("a", request.lines)
 
     _in_a_loop(take)
@@ -136,8 +136,8 @@ def _take_submission(data: bytes) -> None:
 
     def take() -> None:
         with _controlled(runs=False) as (control, _):
-            if not control.is_known(request.run_id):
-                control.submit(control.decide(request, {}))
+            if not control.runs.is_known(request.run_id):
+                control.runs.submit(control.runs.decide(request, {}))
 
     _in_a_loop(take)
 

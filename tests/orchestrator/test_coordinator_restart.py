@@ -13,8 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from isthmus.orchestrator.coordinator.control import Control, UnreadableRunError
+from isthmus.orchestrator.coordinator.control import Control
 from isthmus.orchestrator.coordinator.journal import Journal, JournalReader
+from isthmus.orchestrator.coordinator.runs import UnreadableRunError
 from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.run_folder.home import SPEC
 from isthmus.orchestrator.run_folder.run_files import METRICS, read_metrics
@@ -43,7 +44,7 @@ async def come_back(bench: Bench, old: FakeAgent, **fields: object) -> FakeAgent
 
 
 def kinds_of(bench: Bench) -> list[str]:
-    events: list[RecordedEvent] = bench.control.events_of("run-1", 0)
+    events: list[RecordedEvent] = bench.control.runs.events_of("run-1", 0)
     return [event.kind for event in events]
 
 
@@ -188,11 +189,11 @@ def test_a_run_that_has_ended_is_read_once(tmp_path: Path) -> None:
         for kind, detail in (("run.submitted", submitted), ("run.ended", ended)):
             journal.append(kind, wall_s=1.0, generation=1, run_id="r", detail=detail)
         control = Control(load_topology(topology_text(), "topology.yaml"), journal, tmp_path)
-        [run] = control.messages()
+        [run] = control.runs.messages()
         assert (run.run_id, run.state) == ("r", pb.RUN_STATE_SUCCEEDED)
         journal.append("odd", wall_s=2.0, generation=1, run_id="r", detail={"state": "FAILED"})
-        assert control.messages() == [run]
-        assert control.message("r") is run
+        assert control.runs.messages() == [run]
+        assert control.runs.message("r") is run
 
 
 @pytest.mark.parametrize("removed", ["", SPEC, "job.yaml", "topology.yaml"])
@@ -250,7 +251,7 @@ async def test_leases_begin_when_all_runs_have_been_read(
         await asyncio.sleep(0)
         ticking.cancel()
         await control.close()
-        assert control.events_of("run-1", 0)[-1].kind == "run.resumed"
+        assert control.runs.events_of("run-1", 0)[-1].kind == "run.resumed"
 
 
 async def test_an_agent_that_began_anew_has_lost_its_site(tmp_path: Path) -> None:

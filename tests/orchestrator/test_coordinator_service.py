@@ -327,7 +327,7 @@ async def test_a_broken_session_is_a_lost_site_when_its_lease_ends(tmp_path: Pat
         await a.end()
         ended = await bench.ended()
         assert (ended.reason_code, ended.failure.site) == ("SITE_LOST", "b")
-        kinds = [each.kind for each in bench.control.events_of("run-1", 0)]
+        kinds = [each.kind for each in bench.control.runs.events_of("run-1", 0)]
         assert kinds.index("session.broken") < kinds.index("site.lost")
 
 
@@ -358,7 +358,7 @@ async def test_what_was_on_the_way_when_a_connection_broke_is_said_again(tmp_pat
         for agent in (last, b):
             await agent.end(succeeded=True)
         assert (await bench.ended()).state == pb.RUN_STATE_SUCCEEDED
-        kinds = [each.kind for each in bench.control.events_of("run-1", 0)]
+        kinds = [each.kind for each in bench.control.runs.events_of("run-1", 0)]
         assert kinds.count("site.prepared") == 2
         assert kinds.count("session.resumed") == 2
 

@@ -197,7 +197,7 @@ async def test_a_run_is_exported_while_it_goes_on_and_by_the_next_coordinator(
         async with coordinating(tmp_path) as bench:
             await until(lambda: page(caplog, 1) != "", lambda: caplog.text)
             await until(lambda: value(page(caplog, 1), name) == 3)
-            bench.control.cancel("run-1", "enough")
+            bench.control.runs.cancel("run-1", "enough")
             assert (await bench.ended()).reason_code == "CANCELLED"
     assert [each["event"] for each in received.objects] == ["end"]
     assert received.objects[0]["text"].startswith("run run-1 CANCELLED")
@@ -226,7 +226,7 @@ async def test_a_killed_process_is_a_note_and_the_run_goes_on(
         async with coordinating(tmp_path) as bench:
             await active(bench, "a", "b", job=JOB + section)
             await until(lambda: "exporter webhook: posts" in caplog.text)
-            exporting = bench.control.latest._exporting  # type: ignore[union-attr]
+            exporting = bench.control.runs.latest._exporting  # type: ignore[union-attr]
             assert exporting is not None
             assert exporting._process is not None
             os.kill(exporting._process.pid, 9)

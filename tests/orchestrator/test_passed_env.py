@@ -38,13 +38,13 @@ async def test_sites_get_the_values_and_one_private_file_has_them_until_the_end(
         assert holding_secret(tmp_path) == ["passed_env/run-1"]
         file = tmp_path / "passed_env" / "run-1"
         assert file.stat().st_mode & 0o777 == 0o600
-        bench.control.cancel("run-1", "done")
+        bench.control.runs.cancel("run-1", "done")
         for agent in agents:
             await agent.hear("stop")
             await agent.end()
         await bench.ended()
         assert SECRET not in str(await bench.get("run-1"))
-        assert all(SECRET not in str(each) for each in bench.control.events_of("run-1", 0))
+        assert all(SECRET not in str(each) for each in bench.control.runs.events_of("run-1", 0))
     assert written(tmp_path)
     assert holding_secret(tmp_path) == []
 
@@ -58,7 +58,7 @@ async def test_a_queued_run_has_them_after_a_restart(tmp_path: Path) -> None:
     async with coordinating(tmp_path) as bench:
         agents = await bench.join("a", "b")
         if (await bench.get("first")).ended_wall_s == 0:
-            bench.control.cancel("first", "room for the next")
+            bench.control.runs.cancel("first", "room for the next")
         message = await agents[0].hear("prepare")
         while message.prepare.run_id == "first":
             await agents[0].end()

@@ -75,7 +75,7 @@ async def test_runs_begin_by_priority_when_their_sites_are_free(tmp_path: Path) 
             await agent.end(succeeded=True)
         assert (await begun(bench, "later")).state == pb.RUN_STATE_FORMING
         assert (await bench.get("urgent")).state == pb.RUN_STATE_SUCCEEDED
-        kinds = [event.kind for event in bench.control.events_of("urgent", 0)]
+        kinds = [event.kind for event in bench.control.runs.events_of("urgent", 0)]
         assert kinds[:2] == ["run.submitted", "run.dequeued"]
 
 
@@ -127,7 +127,7 @@ async def test_the_queue_outlives_its_coordinator(tmp_path: Path) -> None:
         await active(bench, "a", "b")
         await bench.submit("later")
         await bench.submit("urgent", priority=1)
-        bench.control.end("it was asked to end")
+        bench.control.runs.end("it was asked to end")
     async with coordinating(tmp_path) as bench:
         assert (await bench.get("run-1")).state in {
             pb.RUN_STATE_STOPPING,
@@ -160,7 +160,7 @@ async def test_one_whose_files_are_gone_fails_and_the_next_begins(
 
 
 async def test_the_queue_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isthmus.orchestrator.coordinator.control.MAX_WAITING", 1)
+    monkeypatch.setattr("isthmus.orchestrator.coordinator.runs.MAX_WAITING", 1)
     assert run_queue.MAX_WAITING > 1
 
     async with coordinating(tmp_path) as bench:

@@ -108,7 +108,7 @@ async def test_connections_are_reset_again_and_again_and_nothing_is_lost(tmp_pat
                 ended = await bench.ended()
                 assert ended.state == pb.RUN_STATE_SUCCEEDED, ended.reason
                 assert ended.totals["verified_steps"] == steps
-                kinds = [each.kind for each in bench.control.events_of("run-1", 0)]
+                kinds = [each.kind for each in bench.control.runs.events_of("run-1", 0)]
                 assert kinds.count("session.broken") == kinds.count("session.resumed") == 8
                 assert "site.lost" not in kinds
 
