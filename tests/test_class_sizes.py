@@ -12,7 +12,6 @@ SPECS = ("topology/spec/", "topology/models/", "sites/gateway/config.py")
 """What was decided, or is written: as many fields as there are keys."""
 LARGER = {
     "Attachment": "sites/worker/api/attachment.py",
-    "Bucket": "sites/worker/exchange/rounds.py",
     "Checkpoints": "sites/checkpoint/checkpoints.py",
     "Delayed": "sites/worker/regimes/delayed.py",
     "FrameCall": "sites/gateway/links/frame_calls.py",
@@ -20,7 +19,6 @@ LARGER = {
     "LocalSteps": "sites/worker/regimes/local_steps.py",
     "Reader": "sites/gateway/wire/connection.py",
     "SiteRun": "sites/agent/run.py",
-    "VerdictFacts": "orchestrator/evidence/report/verdict.py",
 }
 """Classes that have yet to be split, by name; each goes from here with the change that does it."""
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from isthmus.orchestrator.evidence.report.verdict import (
+    Expected,
+    Interruptions,
     SlowLink,
     SlowShare,
     VerdictFacts,
@@ -76,16 +78,16 @@ def test_how_it_ended_comes_first(changed: dict[str, Any], headline: str) -> Non
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"planned_step_s": 0.98}, "A step took 1s, as planned (980ms)."),
-        ({"planned_step_s": 0.8}, "A step took 1s, 25% longer than the planned 800ms."),
-        ({"planned_step_s": 1.25}, "A step took 1s, 20% shorter than the planned 1.25s."),
+        ({"planned": Expected(step_s=0.98)}, "A step took 1s, as planned (980ms)."),
+        ({"planned": Expected(step_s=0.8)}, "A step took 1s, 25% longer than the planned 800ms."),
+        ({"planned": Expected(step_s=1.25)}, "A step took 1s, 20% shorter than the planned 1.25s."),
         (
-            {"planned_step_s": 0.4, "planned_compute_s": 0.39},
+            {"planned": Expected(step_s=0.4, compute_s=0.39)},
             "A step took 1s, 2.5 times the planned 400ms; most of that is compute, 1s where the "
             "topology's figures give 390ms.",
         ),
         (
-            {"exposed_s": 0.6, "planned_step_s": 0.4, "planned_compute_s": 0.39},
+            {"exposed_s": 0.6, "planned": Expected(step_s=0.4, compute_s=0.39)},
             "A step took 1s, 2.5 times the planned 400ms.",
         ),
     ],
@@ -95,7 +97,7 @@ def test_against_the_plan(changed: dict[str, Any], words: str) -> None:
 
 
 def test_interruptions_are_told() -> None:
-    found = verdict(facts(num_losses=1, num_stalls=2, stalled_s=12.0))
+    found = verdict(facts(interruptions=Interruptions(num_losses=1, num_stalls=2, stalled_s=12.0)))
     assert found.details == (
         "A site was lost; training stood still 2 times, for 12s (12% of the run).",
     )
@@ -148,13 +150,13 @@ MODEL = {"fp32": 1.0, "bf16": 0.8, "int8": 0.79, "int4": 0.78, "topk": 0.5}
         ),
         # What the planner may not choose.
         (
-            {"exposed_s": 0.3, "planned_step_s": 1.0,
-             "alternatives_s": {"all sites (not permitted)": 0.8, "gather": 0.7}},
+            {"exposed_s": 0.3, "planned": Expected(
+                step_s=1.0, alternatives_s={"all sites (not permitted)": 0.8, "gather": 0.7})},
             "plan",
             "to permit all sites. The planner, which may not choose it, expects a step that is 20%",
         ),
         (
-            {"exposed_s": 0.3, "planned_step_s": 1.0, "alternatives_s": {"gather": 0.7}},
+            {"exposed_s": 0.3, "planned": Expected(step_s=1.0, alternatives_s={"gather": 0.7})},
             "micro-batches",
             "",
         ),
@@ -169,20 +171,23 @@ MODEL = {"fp32": 1.0, "bf16": 0.8, "int8": 0.79, "int4": 0.78, "topk": 0.5}
         ({"exposed_s": 0.2, "wait_s": 0.1, "slow": SLOW}, "micro-batches", ""),
         # Noticing a loss.
         (
-            {"num_losses": 1, "num_stalls": 1, "stalled_s": 16.0, "stalled_by_loss_s": 16.0,
-             "detect_within_s": 15.0},
+            {"interruptions": Interruptions(
+                num_losses=1, num_stalls=1, stalled_s=16.0,
+                stalled_by_loss_s=16.0, detect_within_s=15.0)},
             "detection",
             "it may take 15s",
         ),
         (
-            {"num_losses": 1, "num_stalls": 1, "stalled_s": 4.0, "stalled_by_loss_s": 4.0,
-             "detect_within_s": 15.0},
+            {"interruptions": Interruptions(
+                num_losses=1, num_stalls=1, stalled_s=4.0,
+                stalled_by_loss_s=4.0, detect_within_s=15.0)},
             "",
             "",
         ),
         (
-            {"num_losses": 1, "num_stalls": 2, "stalled_s": 40.0, "stalled_by_loss_s": 10.0,
-             "detect_within_s": 15.0},
+            {"interruptions": Interruptions(
+                num_losses=1, num_stalls=2, stalled_s=40.0,
+                stalled_by_loss_s=10.0, detect_within_s=15.0)},
             "",
             "",
         ),

@@ -94,9 +94,9 @@ def test_a_serial_exchange_hands_over_at_the_end() -> None:
     link = Gateway()
     done = one_round(link, overlaps=False)
     assert link.posted == [0, 1, 2]
-    assert [each.submitted_s for each in done.buckets] == [0.0, 1.0, 2.0]
+    assert [each.times.submitted_s for each in done.buckets] == [0.0, 1.0, 2.0]
     assert done.last_submit_s == 2.0
-    assert min(each.start_s for each in done.buckets) > done.last_submit_s
+    assert min(each.times.start_s for each in done.buckets) > done.last_submit_s
     assert hidden_s(link, done) == 0.0
 
 
@@ -110,8 +110,8 @@ def test_an_overlapped_one_does_not_wait_for_the_end() -> None:
         exchange.submit([torch.ones(4)], layout=0)
         done = exchange.wait()
     first, second = done.buckets
-    assert first.reduced_s < second.submitted_s
-    assert hidden_s(link, done) >= first.reduced_s - first.start_s > 0.0
+    assert first.times.reduced_s < second.times.submitted_s
+    assert hidden_s(link, done) >= first.times.reduced_s - first.times.start_s > 0.0
 
 
 def test_costs_of_the_gateway_are_told() -> None:

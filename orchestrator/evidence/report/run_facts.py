@@ -27,6 +27,8 @@ from isthmus.orchestrator.evidence.report.planned_steps import (
 )
 from isthmus.orchestrator.evidence.report.verdict import (
     LEAST_DELIVERED,
+    Expected,
+    Interruptions,
     SlowLink,
     SlowShare,
     Verdict,
@@ -519,13 +521,15 @@ def verdict_facts(
         exposed_s=mean(metrics.EXPOSED_INTER_S),
         wait_s=mean(metrics.WAIT_S),
         hidden_s=math.fsum(site.hidden_inter_s or 0.0 for site in timed) / max(1, len(timed)),
-        planned_step_s=_planned_step_s(record, planned),
-        alternatives_s={
-            str(each.get("what", "")): step_s
-            for each in _listed(record.plan, "alternatives")
-            if isinstance(each, dict) and (step_s := known(each, "step_s")) is not None
-        },
-        planned_compute_s=None if planned is None else planned.compute_s,
+        planned=Expected(
+            step_s=_planned_step_s(record, planned),
+            compute_s=None if planned is None else planned.compute_s,
+            alternatives_s={
+                str(each.get("what", "")): step_s
+                for each in _listed(record.plan, "alternatives")
+                if isinstance(each, dict) and (step_s := known(each, "step_s")) is not None
+            },
+        ),
         codec_steps_s=codec_steps,
         codec="" if job is None or job.exchange.codecs else job.exchange.codec,
         bytes_s=_bytes_s(busiest) / steps if busiest is not None and steps else None,
@@ -534,11 +538,13 @@ def verdict_facts(
         slow_link=_slow_link(record, links),
         slow=_slowest(record),
         is_sync=job is None or job.regime.is_sync,
-        num_stalls=len(stalls),
-        stalled_s=math.fsum(each.length_s for each in stalls),
-        stalled_by_loss_s=math.fsum(lost_s),
-        num_losses=sum(event.kind == EventKind.SITE_LOST for event in record.events),
-        detect_within_s=record.topology.failure.detect_within_s if record.topology else None,
+        interruptions=Interruptions(
+            num_stalls=len(stalls),
+            stalled_s=math.fsum(each.length_s for each in stalls),
+            stalled_by_loss_s=math.fsum(lost_s),
+            num_losses=sum(event.kind == EventKind.SITE_LOST for event in record.events),
+            detect_within_s=record.topology.failure.detect_within_s if record.topology else None,
+        ),
     )
 
 

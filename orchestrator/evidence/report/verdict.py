@@ -80,6 +80,30 @@ class SlowShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What the planner expects of a step."""
+
+    step_s: float | None = None
+    compute_s: float | None = None
+    """Of the slowest site, with collectives inside it."""
+    alternatives_s: Mapping[str, float] = field(default_factory=dict)
+    """The steps of the planner's alternatives, by what they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interruptions:
+    """When training stood still, and how often a site was lost."""
+
+    num_stalls: int = 0
+    stalled_s: float = 0.0
+    stalled_by_loss_s: float = 0.0
+    """The part of it in which a site was lost."""
+    num_losses: int = 0
+    detect_within_s: float | None = None
+    """Time in which a loss has to be noticed; None: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictFacts:
     """All that a verdict rests on; None and empty are not known."""
 
@@ -95,11 +119,7 @@ class VerdictFacts:
     wait_s: float = 0.0
     hidden_s: float = 0.0
     """Time on the WAN that backward hid."""
-    planned_step_s: float | None = None
-    planned_compute_s: float | None = None
-    """The plan's compute of the slowest site, with collectives inside it."""
-    alternatives_s: Mapping[str, float] = field(default_factory=dict)
-    """The steps of the planner's alternatives, by what they are."""
+    planned: Expected = Expected()
     codec_steps_s: Mapping[str, float] = field(default_factory=dict)
     """The step that the model predicts with each codec, all else as it is."""
     codec: str = ""
@@ -113,12 +133,7 @@ class VerdictFacts:
     slow: SlowShare | None = None
     is_sync: bool = True
     """Whether sites exchange in every step."""
-    num_stalls: int = 0
-    stalled_s: float = 0.0
-    stalled_by_loss_s: float = 0.0
-    """The part of it in which a site was lost."""
-    num_losses: int = 0
-    detect_within_s: float | None = None
+    interruptions: Interruptions = Interruptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +208,7 @@ def _headline(grade: str, exposed: float, wait: float) -> str:
 
 
 def _against_plan(facts: VerdictFacts) -> str:
-    planned_s, step_s = facts.planned_step_s, facts.step_s
+    planned_s, step_s = facts.planned.step_s, facts.step_s
     if not planned_s or not step_s:
         return ""
     took, planned = formats.duration(step_s), formats.duration(planned_s)
@@ -211,30 +226,30 @@ def _against_plan(facts: VerdictFacts) -> str:
 def _compute_against_plan(facts: VerdictFacts) -> str:
     """Return that compute explains most of a longer step; empty: it does not."""
     assert facts.step_s is not None
-    assert facts.planned_step_s is not None
-    planned_s = facts.planned_compute_s
+    assert facts.planned.step_s is not None
+    planned_s = facts.planned.compute_s
     if planned_s is None:
         return ""
     more_s = facts.compute_s - planned_s
-    if more_s < _PACED * (facts.step_s - facts.planned_step_s):
+    if more_s < _PACED * (facts.step_s - facts.planned.step_s):
         return ""
     took, planned = formats.duration(facts.compute_s), formats.duration(planned_s)
     return f"; most of that is compute, {took} where the topology's figures give {planned}"
 
 
 def _interruptions(facts: VerdictFacts) -> str:
-    parts = []
-    if facts.num_losses:
+    parts, interruptions = [], facts.interruptions
+    if interruptions.num_losses:
         parts.append(
             "A site was lost"
-            if facts.num_losses == 1
-            else f"Sites were lost {facts.num_losses} times"
+            if interruptions.num_losses == 1
+            else f"Sites were lost {interruptions.num_losses} times"
         )
-    if facts.num_stalls:
-        times = "once" if facts.num_stalls == 1 else f"{facts.num_stalls} times"
-        stood = f"training stood still {times}, for {formats.duration(facts.stalled_s)}"
+    if interruptions.num_stalls:
+        times = "once" if interruptions.num_stalls == 1 else f"{interruptions.num_stalls} times"
+        stood = f"training stood still {times}, for {formats.duration(interruptions.stalled_s)}"
         if facts.active_s:
-            stood += f" ({formats.share(facts.stalled_s / facts.active_s)} of the run)"
+            stood += f" ({formats.share(interruptions.stalled_s / facts.active_s)} of the run)"
         parts.append(stood)
     words = "; ".join(parts)
     return f"{words[0].upper()}{words[1:]}." if words else ""
@@ -306,9 +321,11 @@ def _for_wan(facts: VerdictFacts) -> tuple[str, str]:
 
 def _forbidden(facts: VerdictFacts) -> tuple[str, str] | None:
     """Return the planner's best alternative that the job does not permit; None: none is better."""
-    planned_s = facts.planned_step_s
+    planned_s = facts.planned.step_s
     found = {
-        what: step_s for what, step_s in facts.alternatives_s.items() if what.endswith(_FORBIDDEN)
+        what: step_s
+        for what, step_s in facts.planned.alternatives_s.items()
+        if what.endswith(_FORBIDDEN)
     }
     if not planned_s or not found:
         return None
@@ -360,11 +377,12 @@ def _codec(facts: VerdictFacts, *, is_paced: bool) -> tuple[str, str] | None:
 
 def _detection(facts: VerdictFacts) -> tuple[str, str]:
     """Return that noticing losses took most of the stalls; empty: it did not."""
-    detect_s, active_s = facts.detect_within_s, facts.active_s
-    if not detect_s or not active_s or not facts.num_losses:
+    interrupted = facts.interruptions
+    detect_s, active_s = interrupted.detect_within_s, facts.active_s
+    if not detect_s or not active_s or not interrupted.num_losses:
         return "", ""
-    noticing_s = min(facts.stalled_by_loss_s, facts.num_losses * detect_s)
-    if facts.stalled_s < WORTH_IT * active_s or noticing_s < _PACED * facts.stalled_s:
+    noticing_s = min(interrupted.stalled_by_loss_s, interrupted.num_losses * detect_s)
+    if interrupted.stalled_s < WORTH_IT * active_s or noticing_s < _PACED * interrupted.stalled_s:
         return "", ""
     return (
         "detection",

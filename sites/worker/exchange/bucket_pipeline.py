@@ -44,6 +44,7 @@ from isthmus.sites.worker.exchange.rounds import (
     EVERYBODY,
     PLAIN,
     Bucket,
+    BucketTimes,
     Round,
     RoundTerms,
     ShardWork,
@@ -105,7 +106,7 @@ class OpenRound:
         with self._changed:
             current.buckets.append(bucket)
             current.by_number[bucket.number] = bucket
-            current.note_computed(bucket.index, bucket.submitted_s)
+            current.note_computed(bucket.index, bucket.times.submitted_s)
 
     # ---------------------------------------------------------------- errors
 
@@ -145,7 +146,7 @@ class OpenRound:
             bucket = None if self.round is None else self.round.find(reduced)
             if bucket is not None and bucket.reduced is None:
                 bucket.reduced = reduced
-                bucket.reduced_s = self._now_s()
+                bucket.times.reduced_s = self._now_s()
                 self._changed.notify_all()
                 return
         self.fail(
@@ -180,7 +181,7 @@ class OpenRound:
         """A bucket's result is in place; on CUDA, that is enqueued."""
         with self._changed:
             current.num_finished += 1
-            bucket.finished_s = current.end_s = self._now_s()
+            bucket.times.finished_s = current.end_s = self._now_s()
             self._changed.notify_all()
 
     def wait_finished(self, current: Round, num_buckets: int) -> None:
@@ -391,7 +392,7 @@ class BucketPipeline:
             pending,
             self._transfer.make_future(),
             self._shard_bytes(slot, self._rank if route is None else route.index),
-            self._now_s(),
+            BucketTimes(self._now_s()),
             named=named,
             is_finite=is_finite,
             is_own=is_own,
@@ -515,8 +516,8 @@ class BucketPipeline:
                 computed_s = self._transfer.collect(bucket.slot, bucket.pending)
                 if computed_s is not None:
                     # Submitted long before: the device still computed what was only enqueued.
-                    bucket.submitted_s = self._now_s() - computed_s
-                    current.note_computed(bucket.index, bucket.submitted_s)
+                    bucket.times.submitted_s = self._now_s() - computed_s
+                    current.note_computed(bucket.index, bucket.times.submitted_s)
                 if bucket.work is not None:
                     bucket.work.leave(bucket.slot.region, current.site_weight)
                 if bucket.is_finite is not None and not bool(bucket.is_finite):
@@ -529,7 +530,7 @@ class BucketPipeline:
                 self._hand_over(current, bucket)
 
     def _hand_over(self, current: Round, bucket: Bucket) -> None:
-        bucket.start_s = self._now_s()
+        bucket.times.start_s = self._now_s()
         # Before the gateway can answer, the finishing thread may know of the bucket.
         self._to_finish.put_nowait((current, bucket))
         self._link.send(

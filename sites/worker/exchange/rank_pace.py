@@ -101,5 +101,5 @@ def _wait_s(of: Round) -> float:
     """Return how long a round's last gradients waited for the other ranks of the site."""
     if of.terms.is_background or not of.buckets:
         return 0.0
-    last = max(of.buckets, key=lambda each: each.submitted_s)
-    return max(0.0, last.start_s - last.submitted_s)
+    last = max(of.buckets, key=lambda each: each.times.submitted_s)
+    return max(0.0, last.times.start_s - last.times.submitted_s)

@@ -46,6 +46,20 @@ class ShardWork(Protocol):
 
 
 @dataclass(slots=True)
+class BucketTimes:
+    """When a bucket got how far, by this rank's clock."""
+
+    submitted_s: float
+    """When backward had computed it."""
+    start_s: float = 0.0
+    """When the gateway was told of it."""
+    reduced_s: float = 0.0
+    """When the gateway had its result."""
+    finished_s: float = 0.0
+    """When its result was in place; on CUDA, when that was enqueued."""
+
+
+@dataclass(slots=True)
 class Bucket:
     """One bucket on its way to the other sites and back."""
 
@@ -64,13 +78,7 @@ class Bucket:
     future: torch.futures.Future[torch.Tensor]
     raw_bytes: int
     """float32 bytes of this rank's shard, without padding."""
-    submitted_s: float
-    """When backward had computed it."""
-    start_s: float = 0.0
-    """When the gateway was told of it."""
-    reduced_s: float = 0.0
-    finished_s: float = 0.0
-    """When its result was in place; on CUDA, when that was enqueued."""
+    times: BucketTimes
     reduced: Reduced | None = None
     done: bool = False
     named: Named = ()
@@ -247,7 +255,7 @@ class Round:
     def times(self) -> RoundTimes:
         """The times of this round, on one clock."""
         crossings = tuple(
-            Crossing(each.start_s, each.reduced_s, each.reduced.times.wait_s)
+            Crossing(each.times.start_s, each.times.reduced_s, each.reduced.times.wait_s)
             for each in self.buckets
             if each.reduced and self.crosses
         )

@@ -343,10 +343,10 @@ def timeline_of(
 def _bucket_values(index: int, bucket: Bucket, reduced: Reduced) -> dict[str, float]:
     return {
         metrics.BUCKET_INDEX: float(index),
-        metrics.SUBMITTED_S: _wall_s(bucket.submitted_s),
-        metrics.POSTED_S: _wall_s(bucket.start_s),
-        metrics.REDUCED_S: _wall_s(bucket.reduced_s),
-        metrics.FINISHED_S: _wall_s(bucket.finished_s),
+        metrics.SUBMITTED_S: _wall_s(bucket.times.submitted_s),
+        metrics.POSTED_S: _wall_s(bucket.times.start_s),
+        metrics.REDUCED_S: _wall_s(bucket.times.reduced_s),
+        metrics.FINISHED_S: _wall_s(bucket.times.finished_s),
         metrics.RAW_BYTES: float(bucket.raw_bytes),
         metrics.WIRE_BYTES: float(reduced.wire_bytes),
         metrics.WAIT_S: reduced.times.wait_s,
