@@ -18,7 +18,6 @@ LARGER = {
     "Http2": "sites/gateway/links/http2.py",
     "LocalSteps": "sites/worker/regimes/local_steps.py",
     "Reader": "sites/gateway/wire/connection.py",
-    "SiteRun": "sites/agent/run.py",
 }
 """Classes that have yet to be split, by name; each goes from here with the change that does it."""
 

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from isthmus.protos import metrics
@@ -64,6 +65,45 @@ _FLUSH_S = 2.0
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Departures:
+    """Who has left a run: the site while others go on, or ranks that are finished."""
+
+    is_site_out: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the site has left a run that goes on."""
+    num_gateways: int = 0
+    """Number of gateways that have left it."""
+    left_s: dict[int, float] = field(default_factory=dict)
+    """When finished ranks left, by rank."""
+    last_rounds: dict[int, int] = field(default_factory=dict)
+    """Latest round of the gateway when a rank left, by rank."""
+
+    def add_gateway(self, num_gateways: int) -> None:
+        """Note that one of the site's gateways has left; with the last one, the site has."""
+        self.num_gateways += 1
+        if self.num_gateways == num_gateways:
+            self.is_site_out.set()
+
+    def add_rank(self, rank: int, last_round: int) -> None:
+        """Note that a finished rank has left."""
+        self.left_s[rank] = time.monotonic()
+        self.last_rounds[rank] = last_round
+
+
+@dataclass(slots=True)
+class _Steps:
+    """The latest steps of the site, and how long they took."""
+
+    latest: int = 0
+    times_s: deque[float] = field(default_factory=lambda: deque(maxlen=_STEP_TIMES))
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Note a step that has ended."""
+        self.latest = step
+        if metrics.STEP_S in values:
+            self.times_s.append(values[metrics.STEP_S])
+
+
 class SiteRun:
     """Owns a run's processes here.
 
@@ -82,20 +122,12 @@ class SiteRun:
         """Set once no other site needs this one any more."""
         self._wants_state = asyncio.Event()
         """Where the site returns, its ranks wait for the others' state."""
-        self._left = asyncio.Event()
-        """Set once the site has left a run that goes on."""
-        self._num_left = 0
-        """Number of gateways that have left it."""
+        self._departures = _Departures()
         self._failures: list[Failure] = []
-        self._left_s: dict[int, float] = {}
-        """When finished ranks left, by rank."""
-        self._last_rounds: dict[int, int] = {}
-        """Latest round of the gateway when a rank left, by rank."""
         self._has_news = asyncio.Event()
         """Set by each failure, by each rank that has left, and by `stop`."""
         self._grace_s: float | None = None
-        self._latest_step = 0
-        self._step_times_s: deque[float] = deque(maxlen=_STEP_TIMES)
+        self._steps = _Steps()
         self._rank_paces = RankPaces()
         self._order: SiteOrder | None = None
         self._processes: SiteProcesses | None = None
@@ -180,15 +212,15 @@ class SiteRun:
 
         Returns why a checkpoint is missing; empty: none is.
         """
-        if self._order is None or self._latest_step == 0 or self._grace_s is not None:
+        if self._order is None or self._steps.latest == 0 or self._grace_s is not None:
             return ""
         checkpoint = self._order.spec.job.checkpoint
         if checkpoint is None:
             return ""
         why_not = await save_before_end(
             stores_of(checkpoint.to, self.run_id),
-            self._latest_step,
-            list(self._step_times_s),
+            self._steps.latest,
+            list(self._steps.times_s),
             within_s,
             self._ending,
             sync_every=self._order.spec.job.regime.sync_every,
@@ -207,7 +239,7 @@ class SiteRun:
     def fail(self, failure: Failure) -> None:
         """Record a failure, and end the run."""
         # Failures while processes are being ended are consequences of that.
-        if self._grace_s is None and not self._left.is_set():
+        if self._grace_s is None and not self._departures.is_site_out.is_set():
             log.warning("%s: %s", failure.code, failure.message)
             self._failures.append(failure)
             self._has_news.set()
@@ -230,7 +262,7 @@ class SiteRun:
                 stages = tasks.create_task(self._stages(tasks), name="stages")
                 await self._wait_for_end(stages)
                 succeeded = stages.done() and not self._failures and self._grace_s is None
-                failures = order_failures(self._failures, self._place.site, self._left_s)
+                failures = order_failures(self._failures, self._place.site, self._departures.left_s)
                 await self._end_processes(stages)
                 shipping.cancel()
         finally:
@@ -267,7 +299,7 @@ class SiteRun:
             else:
                 await self._train(processes, tasks)
             if not self._failures:
-                if not self._left.is_set():
+                if not self._departures.is_site_out.is_set():
                     last_round = await self._last_round()
                     self._put(done=SiteDone(**self._name, round=last_round))
                     await self._released.wait()
@@ -300,7 +332,7 @@ class SiteRun:
 
     async def _train(self, processes: SiteProcesses, tasks: asyncio.TaskGroup) -> None:
         joined = tasks.create_task(self._tell_joined(processes), name="joined")
-        left = tasks.create_task(self._left.wait(), name="left")
+        left = tasks.create_task(self._departures.is_site_out.wait(), name="left")
         ranks = asyncio.create_task(processes.run_ranks(), name="ranks")
         try:
             await asyncio.wait([left, ranks], return_when=asyncio.FIRST_COMPLETED)
@@ -308,7 +340,7 @@ class SiteRun:
             for each in (joined, left, ranks):
                 each.cancel()
             await asyncio.wait([ranks])
-        if self._left.is_set():
+        if self._departures.is_site_out.is_set():
             log.info("the site was dropped from run %s after its last round", self.run_id)
             return
         ranks.result()
@@ -344,10 +376,10 @@ class SiteRun:
             return None
         with suppress(TimeoutError):
             async with asyncio.timeout(_JOINED_S):
-                while len(self._last_rounds) < self._order.site.num_ranks:
+                while len(self._departures.last_rounds) < self._order.site.num_ranks:
                     self._has_news.clear()
                     await self._has_news.wait()
-                last_round = max(self._last_rounds.values())
+                last_round = max(self._departures.last_rounds.values())
                 return last_round if last_round >= 0 else None
         return None
 
@@ -362,7 +394,7 @@ class SiteRun:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CAUSE_S):
                     # Once all ranks have ended, their launcher has reported how.
-                    while awaits_cause(self._failures, self._left_s) and not (
+                    while awaits_cause(self._failures, self._departures.left_s) and not (
                         stages.done() or self._grace_s is not None
                     ):
                         self._has_news.clear()
@@ -431,21 +463,18 @@ class SiteRun:
                 self._on_epoch(message)
             case "left":
                 assert self._order is not None, "it was read before any gateway was started"
-                self._num_left += 1
-                if self._num_left == self._order.site.num_gateways:
-                    self._left.set()
+                self._departures.add_gateway(self._order.site.num_gateways)
             case "trouble":
                 node = f"node {int(message['node'])}: " if self._num_nodes > 1 else ""
                 self.tell_trouble(f"{node}{message['what']}")
             case "fetch":
                 self._put_fetched(str(message["what"]), message["done"], message["total"])
             case "rank_left":
-                rank = int(message["rank"])
-                self._left_s[rank] = time.monotonic()
-                self._last_rounds[rank] = int(message["round"])
+                rank, last_round = int(message["rank"]), int(message["round"])
+                self._departures.add_rank(rank, last_round)
                 self._has_news.set()
                 if self._stalls is not None:
-                    self._stalls.note_left(rank, self._last_rounds[rank])
+                    self._stalls.note_left(rank, last_round)
             case "suspect" | "reached":
                 self._on_opinion({**message, "gateway": gateway})
             case "stalled":
@@ -463,9 +492,7 @@ class SiteRun:
         if message["kind"] == metrics.STATE:
             self._wants_state.set()
         if message["kind"] == metrics.STEP:
-            self._latest_step = message["step"]
-            if metrics.STEP_S in message["values"]:
-                self._step_times_s.append(message["values"][metrics.STEP_S])
+            self._steps.add(message["step"], message["values"])
         metric = Metric(
             kind=message["kind"],
             rank=message.get("rank", -1),
