@@ -7,6 +7,7 @@ is an event that people wait for (webhooks, and any tool that has a place for it
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from isthmus.orchestrator.core.run_metrics import OPEN_STEPS
 from isthmus.orchestrator.core.run_record import Measurement, RunRecord
 from isthmus.orchestrator.exporters import families
 from isthmus.orchestrator.exporters.families import Family
+from isthmus.orchestrator.runs.facts import link_facts, total_facts
 from isthmus.protos import metrics
 from isthmus.topology.spec.run_spec import RunSpec
 
@@ -231,17 +233,18 @@ class RunFigures:
 
     def _run_samples(self) -> Iterator[Sample]:
         view, measured = self._view, self._metrics
+        totals = total_facts(measured)
         yield Sample(families.RUN_INFO, (self.job,), 1.0)
         yield Sample(families.RUN_STATE, (view.state.value,), 1.0)
         yield Sample(families.EPOCH, (), view.epoch)
         yield Sample(families.MEMBERS, (), len(view.taking_part))
         for event, count in self._counts.items():
             yield Sample(families.EVENTS, (event,), count)
-        yield Sample(families.STEP, (), measured.last_step)
-        if measured.losses:
-            yield Sample(families.LOSS, (), measured.losses[-1][1])
-        if measured.held_out_loss is not None:
-            yield Sample(families.HELD_OUT_LOSS, (), measured.held_out_loss)
+        yield Sample(families.STEP, (), totals.steps)
+        if totals.loss is not None:
+            yield Sample(families.LOSS, (), totals.loss)
+        if totals.held_out_loss is not None:
+            yield Sample(families.HELD_OUT_LOSS, (), totals.held_out_loss)
         rates = [
             _tokens_per_s(measured.sites[name].latest)
             for name in view.counted & measured.sites.keys()
@@ -283,19 +286,19 @@ class RunFigures:
             if pair not in measured:
                 continue
             latest = measured[pair]
-            yield Sample(families.SENT_BYTES, pair, latest[metrics.SENT_BYTES])
-            yield Sample(families.RAW_BYTES, pair, latest[metrics.RAW_BYTES])
+            facts = link_facts(dataclasses.asdict(link), latest, active_s=None, step_s=None)
+            yield Sample(families.SENT_BYTES, pair, facts.sent_bytes or 0.0)
+            yield Sample(families.RAW_BYTES, pair, facts.raw_bytes or 0.0)
             if latest[metrics.LIMITED_S] > 0:
                 rate = latest[metrics.LIMITED_BYTES] / latest[metrics.LIMITED_S]
                 yield Sample(families.MEASURED_RATE, pair, rate)
             use = self._uses.get(pair)
             if use is not None and use.share is not None:
                 yield Sample(families.UTILISATION, pair, use.share)
-            if metrics.RTT_S in latest:
-                yield Sample(families.RTT, pair, latest[metrics.RTT_S])
-            if link.egress_usd_per_byte:
-                usd = latest[metrics.SENT_BYTES] * link.egress_usd_per_byte
-                yield Sample(families.EGRESS, pair, usd)
+            if facts.rtt_s is not None:
+                yield Sample(families.RTT, pair, facts.rtt_s)
+            if facts.egress_usd is not None:
+                yield Sample(families.EGRESS, pair, facts.egress_usd)
 
 
 def _loss(values: Mapping[str, float]) -> float | None:
