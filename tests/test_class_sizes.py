@@ -14,8 +14,6 @@ LARGER = {
     "Attachment": "sites/worker/api/attachment.py",
     "Checkpoints": "sites/checkpoint/checkpoints.py",
     "Delayed": "sites/worker/regimes/delayed.py",
-    "FrameCall": "sites/gateway/links/frame_calls.py",
-    "Http2": "sites/gateway/links/http2.py",
     "LocalSteps": "sites/worker/regimes/local_steps.py",
     "Reader": "sites/gateway/wire/connection.py",
 }
