@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from isthmus.orchestrator.coordinator import active_run, control, submission
+from isthmus.orchestrator.coordinator import active_run, control, runs, submission
 from isthmus.orchestrator.coordinator.control_messages import run_message
 from isthmus.orchestrator.coordinator.journal import Journal, JournalError, JournalReader
 from isthmus.orchestrator.coordinator.submission import Submission
@@ -214,7 +214,7 @@ async def test_while_a_run_is_decided_others_are_answered(
         assert is_answered.wait(DEADLINE_S)
         return decide(request, own_hash, machines, blobs)
 
-    monkeypatch.setattr(control, "decided", slowly)
+    monkeypatch.setattr(runs, "decided", slowly)
 
     async with coordinating(tmp_path) as bench:
         submitted = asyncio.create_task(bench.submit())
