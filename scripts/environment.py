@@ -39,8 +39,6 @@ _OPTIONS = {
 _VARIABLES = {"cert": "SSL_CERT_FILE", "proxy": "ALL_PROXY"}
 """Those that uv reads from its environment."""
 _STATE = "import sys; from isthmus.sites.compiled import main; sys.exit(main())"
-SCHEMAS = "isthmus.topology.schemas.schema"
-"""The module whose command writes the documents' JSON Schemas."""
 _NAMED = 3
 """The packages that are named before the download: the largest."""
 
@@ -91,8 +89,6 @@ def ensure_compiled(python: Path = PYTHON) -> str:
     state = [str(python), "-P", "-c", _STATE]
     done = subprocess.run(state, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode == 0:
-        if not (ROOT / "topology" / "schemas" / "job.schema.json").exists():
-            _run([str(python), "-P", "-m", SCHEMAS])
         return done.stdout.strip()
     _say("compiling isthmus")
     _install_own(python)

@@ -30,7 +30,6 @@ import isthmus
 from isthmus.protos.own_processes import own_command
 from isthmus.sites.codecs.registry import BY_NAME
 from isthmus.sites.compiled import MODULES, PLAIN, folder_below, why_plain
-from isthmus.topology.schemas.schema import SCHEMAS
 from scripts import check_install
 
 FOLDERS = ["orchestrator", "protos", "sites", "topology"]
@@ -69,7 +68,6 @@ def test_a_wheel_brings_one_import_name_with_all_modules_and_files(built: Path) 
     expected = {f"isthmus/{name}" for name in tracked.stdout.split()}
     made = {name for name in names if name.startswith("isthmus/_compiled/")}
     expected |= {"isthmus/__init__.py", "isthmus/py.typed"}
-    expected |= {f"isthmus/topology/schemas/{kind}.schema.json" for kind in SCHEMAS}
     assert names - made == expected
     folder = f"isthmus/_compiled/{folder_below(ROOT).name}"
     assert {f"{folder}/build.json", f"{folder}/cython.py"} <= made

@@ -1,4 +1,4 @@
-"""setuptools' backend, and besides it compiles what sites/compiled.py lists, and writes schemas.
+"""setuptools' backend, and besides it compiles what sites/compiled.py lists.
 
 pyproject.toml names it, and the class that compiles. The first of these that can make a module for
 this Python is taken: $CC, cc, gcc, clang; and where none can, the compiler in the package ziglang,
@@ -57,11 +57,8 @@ class Compile(build_ext):  # type: ignore[misc] # without types
     """Translates modules to C by Cython, and compiles that."""
 
     def run(self) -> None:
-        """Fill the folder `_compiled` anew, and write the documents' JSON Schemas."""
+        """Fill the folder `_compiled` anew."""
         package = SOURCES / "isthmus" if self.inplace else Path(self.build_lib, "isthmus")
-        schemas = package.resolve() / "topology" / "schemas"
-        command = [sys.executable, "-m", "isthmus.topology.schemas.schema", str(schemas)]
-        subprocess.run(command, cwd=SOURCES, check=True)
         folder = compiled.folder_below(package)
         with tempfile.TemporaryDirectory(dir=package) as own:
             made = Path(own, folder.name)

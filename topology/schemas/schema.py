@@ -1,11 +1,6 @@
-"""JSON Schemas of all documents, for editors, generated from the models.
-
-Where isthmus is built or set up, this module's command writes them beside this file (or into the
-folder that it is given), as `topology.schema.json`, `job.schema.json` and `faults.schema.json`.
-"""
+"""JSON Schemas of all documents, for editors, generated from the models."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +55,3 @@ def _without_null(value: Any) -> Any:  # noqa: ANN401 - any JSON
     if isinstance(kept.get("title"), str):
         del kept["title"]
     return kept
-
-
-if __name__ == "__main__":
-    write_schemas(Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).parent)
