@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from isthmus.orchestrator.coordinator.local_agents import AGENT, agent_arguments
-from isthmus.orchestrator.launchers.slurm import SIGNAL_S
+from isthmus.orchestrator.launchers.slurm import SIGNAL_S, components
 from isthmus.topology.spec.world import Site, Topology
 
 STATE = "state"
@@ -36,12 +36,14 @@ def slurm_script(
         folder: Path on the site's nodes of the agent's files.
         environment: Variables of the agent: where certificates are.
     """
-    options = [
+    job = [
         f"--job-name=isthmus-{topology.name}-{site.name}",
-        *(f"--nodes={site.nodes}", "--ntasks-per-node=1", "--requeue", "--open-mode=append"),
+        *("--ntasks-per-node=1", "--requeue", "--open-mode=append"),
         f"--signal=B:USR1@{SIGNAL_S}",
-        *([shlex.join(site.launcher.options)] if site.launcher.options else []),
     ]
+    parts = components(site.launcher)
+    job += [f"--nodes={site.nodes}"] if len(parts) == 1 else []
+    options = [line for part in parts for line in ("hetjob", *job, shlex.join(part)) if line][1:]
     arguments = agent_arguments(topology, site.name, coordinator, Path(STATE), "slurm")
     exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
     lines = [

@@ -20,6 +20,8 @@ from isthmus.topology.spec.world import Site
 
 MODULE = "isthmus.sites.node"
 """The module that runs as a supervisor."""
+_NUM_COMPONENTS = "SLURM_HET_SIZE"
+"""Slurm's variable in a heterogeneous job: how many components it has."""
 SCONTROL_S = 20.0
 
 
@@ -56,10 +58,10 @@ def node_places(site: Site, launcher: str, dialled: Sequence[str] = ()) -> list[
             NodePlace(
                 host=address,
                 told=None,
-                command=(*_srun(name), *supervisor),
+                command=(*_srun(name, component), *supervisor),
                 shares_files=True,
             )
-            for name, address in _slurm_nodes(site, os.environ)
+            for name, address, component in _slurm_nodes(site, os.environ)
         ]
     hosts: Sequence[str | None] = site.hosts or [None] * site.nodes
     if launcher == "ssh" and site.hosts:
@@ -108,32 +110,43 @@ def over_ssh(host: str, options: Sequence[str], command: Sequence[str]) -> tuple
     return (*ssh, shlex.join(command))
 
 
-def _srun(name: str) -> list[str]:
+def _srun(name: str, component: int) -> list[str]:
     """Return the srun command that starts a step on one node of the agent's allocation."""
     return [
         *("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={name}"),
+        *([f"--het-group={component}"] if _NUM_COMPONENTS in os.environ else []),
         *("--unbuffered", "--kill-on-bad-exit=1"),
     ]
 
 
-def _slurm_nodes(site: Site, environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return (name, address) of the allocation's nodes, the agent's own first."""
-    allocated = environ.get("SLURM_JOB_NODELIST")
-    if allocated is None:
+def _slurm_nodes(site: Site, environ: Mapping[str, str]) -> list[tuple[str, str, int]]:
+    """Return (name, address, component) of the allocation's nodes, the agent's own first.
+
+    A job has one component, number 0, unless it is heterogeneous.
+    """
+    suffixes = [""]
+    if _NUM_COMPONENTS in environ:
+        suffixes = [f"_HET_GROUP_{number}" for number in range(int(environ[_NUM_COMPONENTS]))]
+    allocated = [environ.get(f"SLURM_JOB_NODELIST{suffix}") for suffix in suffixes]
+    if None in allocated:
         raise SiteError(
             "LAUNCH_FAILED",
             f"site {site.name} has {site.nodes} nodes by Slurm, and its agent is in no allocation",
         )
-    names = _scontrol("show", "hostnames", allocated).split()
+    names = [
+        (name, component)
+        for component, given in enumerate(filter(None, allocated))
+        for name in _scontrol("show", "hostnames", given).split()
+    ]
     if len(names) != site.nodes:
         raise SiteError(
             "LAUNCH_FAILED",
-            f"site {site.name} has {site.nodes} nodes, "
-            f"and Slurm has given {len(names)}: {allocated}",
+            f"site {site.name} has {site.nodes} nodes, and Slurm has given {len(names)}: "
+            + ", ".join(filter(None, allocated)),
         )
-    own = environ.get("SLURMD_NODENAME", names[0])
-    names.sort(key=lambda name: name != own)
-    return [(name, _address(name)) for name in names]
+    own = environ.get("SLURMD_NODENAME", names[0][0])
+    names.sort(key=lambda node: node[0] != own)
+    return [(name, _address(name), component) for name, component in names]
 
 
 def _address(name: str) -> str:

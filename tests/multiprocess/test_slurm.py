@@ -159,6 +159,31 @@ def test_a_site_of_two_nodes_has_one_allocation(
         assert of_run(run) == []
 
 
+def test_the_nodes_of_a_site_come_from_two_partitions(
+    run: Bench, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("slurm") / "here"
+    with slurm(folder, "part_a=1", "part_b=1", "part_c=1", "part_d=1") as cluster:
+        monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+        topology = Path(written(run))
+        text = topology.read_text().replace("nodes: 1", "nodes: 2", 1)
+        options = '"--partition=part_a", "--nodes=1", ":", "--partition=part_d", "--nodes=1"'
+        topology.write_text(text.replace('"--partition=part_a"', options))
+        run.isthmus("up", str(topology)).check()
+        parts = ["part_a:1", "part_b:1", "part_c:1", "part_d:1"]
+        assert sorted(cluster.jobs("%P:%D")) == parts
+        job = str(run.folder / "job.yaml")
+        run.isthmus("launch", job, "--run-id", "r", "--detach").check()
+        run.wait_for(
+            "ranks of four nodes", lambda: len(run.pids("isthmus.sites.node.rank")) == 4, 60
+        )
+        assert nodes_of_ranks(run) == {"part_a1", "part_b1", "part_c1", "part_d1"}
+        run.isthmus("wait", "r").check()
+        run.isthmus("down", str(topology)).check()
+        assert cluster.jobs() == []
+        assert of_run(run) == []
+
+
 def test_a_job_that_still_waits_is_taken_out_of_the_queue(run: Bench, cluster: Slurm) -> None:
     """One partition is full, so that site's allocation cannot begin."""
     cluster.said(

@@ -315,6 +315,22 @@ def test_options_are_words_of_a_batch_script_and_no_more(tmp_path: Path) -> None
     assert "mkdir -p -- -v\n" in script
 
 
+def test_a_heterogeneous_job_has_the_options_of_each_component() -> None:
+    written = text().replace("name: eu\n", "name: eu\n    launcher: {kind: slurm}\n", 1)
+    topology = load_topology(written, "topology.yaml")
+    options = ("--partition=a100", "--nodes=2", ":", "--partition=h100", "--nodes=1")
+    site = dataclasses.replace(
+        topology.site("eu"), nodes=3, launcher=Launcher(kind="slurm", options=options)
+    )
+    script = slurm_script(
+        topology, site, "192.0.2.3:7443", python="python3", folder="here", environment={}
+    )
+    first, second = script.split("#SBATCH hetjob\n")
+    assert "#SBATCH --partition=a100 --nodes=2\n" in first
+    assert "#SBATCH --partition=h100 --nodes=1\n" in second
+    assert "--nodes=3" not in script
+
+
 def test_an_override_is_not_expanded_by_kubernetes() -> None:
     wishes = dataclasses.replace(WISHES, overrides=("name=$(HOME)",))
     (args,) = [

@@ -113,7 +113,8 @@ class Launcher(Section):
     """The agent's folder there. [~/.local/state/isthmus/up/TOPOLOGY/SITE; at a local site: below
     HOME]"""
     options: tuple[Text, ...] = ()
-    """More arguments. slurm: of srun, as --partition=gpu. ssh: of the ssh by which the first of
+    """More arguments. slurm: of srun, as --partition=gpu; ":" separates the components of a
+    heterogeneous job, each of which has its --nodes. ssh: of the ssh by which the first of
     `hosts` reaches the others."""
 
 
