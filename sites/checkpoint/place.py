@@ -23,7 +23,7 @@ class Place:
     store: str
     """The run's folder or URL."""
     local: Path
-    """Local folder of the node, for files that its gateway writes."""
+    """Local folder of the node and this site alone, for files that its gateway writes."""
     run: str
     job: str
     generation: int

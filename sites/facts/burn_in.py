@@ -100,9 +100,12 @@ class Burn:
         self._index, self._device = index, device
         generator = torch.Generator().manual_seed(0)
         self._first, self._second = (
-            torch.randn(_SIZE, _SIZE, generator=generator).to(device) for _ in range(2)
+            torch.randn(_SIZE, _SIZE, generator=generator, dtype=torch.float32, device="cpu").to(
+                device
+            )
+            for _ in range(2)
         )
-        self._pattern = torch.arange(_COPY_NUMEL, dtype=torch.int32)
+        self._pattern = torch.arange(_COPY_NUMEL, dtype=torch.int32, device="cpu")
         self.product = ""
         self.num_products = 0
         self.copy_bytes_per_s = 0.0
@@ -110,7 +113,9 @@ class Burn:
     def problem(self) -> str:
         """Compute and copy once; return what is wrong, or nothing."""
         bits = (self._first @ self._second).view(torch.int32).to(torch.int64)
-        places = torch.arange(1, bits.numel() + 1, device=self._device).view_as(bits)
+        places = torch.arange(1, bits.numel() + 1, dtype=torch.int64, device=self._device).view_as(
+            bits
+        )
         product = f"{int((bits * places).sum()):x}"
         self.product = self.product or product
         self.num_products += 1
@@ -142,7 +147,11 @@ def main(arguments: Sequence[str]) -> None:
         world_size=count,
         timeout=timedelta(seconds=_START_S),
     )
-    burn, problem, rounds = Burn(index, device), "", torch.zeros(1, device=device)
+    burn, problem, rounds = (
+        Burn(index, device),
+        "",
+        torch.zeros(1, dtype=torch.float32, device=device),
+    )
     deadline_s = time.monotonic() + float(for_s)
     while not bool(rounds):
         problem = problem or burn.problem()

@@ -135,7 +135,7 @@ def test_runs_are_listed_with_what_they_take(isthmus: Isthmus, home: Path, state
     assert all(each["bytes"] > 0 for each in listed)
     by_id = {each["run_id"]: each["folders"] for each in listed}
     assert by_id["r1"] == [str(home / "runs" / "r1"), str(state / "runs" / "r1")]
-    assert len(isthmus("runs", "list").out.splitlines()) == 2
+    assert len(isthmus("runs", "list").out.splitlines()) == 1 + 2
 
 
 def test_a_removed_run_is_gone_with_all_its_files_and_its_checkpoints_stay(

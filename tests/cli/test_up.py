@@ -92,7 +92,7 @@ def test_up_again_says_what_fails_and_why(tmp_path: Path, monkeypatch: pytest.Mo
     where: Any = raised.value.where
     (part,) = where["parts"]
     assert (part["reason"], part["cure"]) == ("python_missing", "install it")
-    assert "what was up before stays up" in CATALOGUE[raised.value.code].hint
+    assert "what is running stays up" in CATALOGUE[raised.value.code].hint
 
 
 def test_up_again_ends_with_the_keeper_that_it_waits_for(

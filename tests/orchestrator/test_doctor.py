@@ -509,7 +509,7 @@ def test_a_path_that_is_open() -> None:
 def test_each_port_that_gateways_take_of_a_range_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(examination, "REACH_S", 0.4)
+    monkeypatch.setattr(examination, "REACH_S", 2.0)
     asked = examined(tmp_path)
     first, second = (
         dataclasses.replace(site, address=f"10.9.0.{number}")

@@ -220,7 +220,7 @@ class Checkpointing:
             places=[
                 Place(
                     store=store,
-                    local=context.run_folder / "checkpoints",
+                    local=context.run_folder / "checkpoints" / context.site,
                     run=context.run,
                     job=context.spec.job.name,
                     generation=context.generation,
