@@ -27,6 +27,6 @@ def test_a_run_saves_and_resumes_while_one_of_two_regions_is_gone(run: Bench, s3
         assert f"resumes first after step 4: {america}" in done.err
         data = done.check(ExitCode.OK).envelope["data"]
         noted = [each["text"] for each in data["noted"] if each["kind"] == "store.failed"]
-        assert noted[0].startswith(f"site a could not write the checkpoint of step 6 to {europe}/")
+        assert f"could not write the checkpoint of step 6 to {europe}/" in noted[0]
     assert [each.step for each in checkpoints_in(joined(america, "second"))] == [8, 6]
     assert checkpoints_in(joined(europe, "second")) == []
