@@ -157,7 +157,7 @@ def _wait(
 ) -> tuple[Outage, RecordEvent | None, bool]:
     """Return the outage, a note where it is news, and whether it has lasted for long enough.
 
-    It is waited anew, once, for others when the first is heard after none was.
+    The wait for others begins anew, once, when the first is heard after none was.
     """
     outage = known or Outage(now_s)
     is_back = outage.was_alone and not is_alone and outage.back_s is None

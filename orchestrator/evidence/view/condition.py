@@ -19,7 +19,7 @@ from isthmus.protos.control.v1 import control_pb2
 from isthmus.topology.spec.world import Detection
 
 BAD, FAIR = "bad", "fair"
-"""It costs the run something now; it is being mended, or costs little."""
+"""Grades: it costs the run something now; it is being recovered from, or costs little."""
 _MAX_RETURNS = 50
 _GOING = frozenset(
     {
@@ -161,7 +161,7 @@ def _ended(run: control_pb2.Run, saved_step: int) -> Iterator[Trouble]:
 def _of_sites(
     view: JournaledRun, absences: Absences, rules: Detection | None, now_wall_s: float
 ) -> Iterator[Trouble]:
-    """Yield which sites are out; what befell several alike, once."""
+    """Yield which sites are out; sites in the same trouble together."""
     found = []
     for name, absence in absences.open.items():
         site = view.members.get(name)
@@ -201,11 +201,8 @@ def _story(
         back = "It takes part again once it has caught up with the step of the others."
         return FAIR, "is catching up", f"{back} {usual}"
     if site.is_returning:
-        within = (
-            f"Its ranks have to be up within {formats.duration(rules.start_within_s)}. "
-            if (rules)
-            else ""
-        )
+        limit = formats.duration(rules.start_within_s) if rules else ""
+        within = f"Its ranks have to be up within {limit}. " if limit else ""
         return FAIR, "is starting again", f"{within}{usual}"
     what = "was dropped" if site.is_dropped else "is lost"
     return BAD, what, _way_back(site, view, rules, now_wall_s, usual)
@@ -246,7 +243,7 @@ def _outage(waiting: RecordedEvent, rules: Detection | None) -> Trouble:
         what="Training is paused",
         since_wall_s=waiting.wall_s,
         why=waiting.text,
-        next=f"It is waited{limit} for sites to reach each other; then the run fails.",
+        next=f"Training waits{limit} for the sites to reach each other; then the run fails.",
     )
 
 
@@ -255,9 +252,9 @@ def _stalled(since_wall_s: float, rules: Detection | None) -> Trouble:
     bound = "" if within_s is None else f" {formats.duration(within_s)}, or five steps,"
     return Trouble(
         grade=BAD,
-        what="Training stands still",
+        what="Training has stalled",
         since_wall_s=since_wall_s,
-        why="No step was completed since, which is far longer than usual.",
+        why="No step has completed since then, and steps usually take far less time.",
         next=f"A rank that others wait for longer than{bound} is named, and its site is restarted."
         if bound
         else "",
