@@ -14,7 +14,12 @@ from isthmus.orchestrator.coordinator.journal import JournalReader
 from tests.fakes.certified import DOMAIN, held_by, tls_options
 from tests.multiprocess.harness import MTLS, bench, job_yaml, metrics_of, topology_yaml
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.slow,
+    pytest.mark.exhaustive,
+    pytest.mark.timeout(400),
+]
 
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 SESSION = "/isthmus.control.v1.Coordinator/Session"

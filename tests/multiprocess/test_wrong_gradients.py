@@ -37,7 +37,13 @@ def saved(run: Bench) -> dict[str, dict[str, torch.Tensor]]:
     return {each.stem: torch.load(each, weights_only=True) for each in files}
 
 
-@pytest.mark.parametrize("ranks", [[(1, 2), (1, 2)], [(1, 3)]], ids=["two-sites", "one-site"])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param([(1, 2), (1, 2)], id="two-sites"),
+        pytest.param([(1, 3)], id="one-site", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_one_flipped_bit_ends_the_run_and_names_the_rank(
     run: Bench, ranks: list[tuple[int, int]]
 ) -> None:
@@ -68,6 +74,7 @@ def test_a_site_that_computes_wrongly_is_dropped_and_waits_for_its_operator(run:
     run.wait_for_nothing_left(20)
 
 
+@pytest.mark.exhaustive
 def test_comparing_changes_no_bit_of_a_clean_run(run: Bench) -> None:
     sites = [(1, 2), (1, 1)]
     launch(run, sites, 9, verify="gradients_every: 0").check()

@@ -127,7 +127,7 @@ def test_sites_with_the_same_story_stand_once(written: Written) -> None:
 
 def test_an_outage_a_stall_and_a_failed_checkpoint(written: Written) -> None:
     (stalled,) = written.now(90.0, stalled_wall_s=60.0)
-    assert (stalled.what, stalled.since_wall_s) == ("Training stands still", 60.0)
+    assert (stalled.what, stalled.since_wall_s) == ("Training has stalled", 60.0)
     written.add(70, "run.waiting", note="no two sites reach each other: waiting for up to 600 s")
     written.add(71, "checkpoint.failed", "a", step=40, reason="no space left on device")
     written.add(72, "run.waiting", note="no two sites reach each other: waiting for up to 600 s")
