@@ -131,7 +131,7 @@ def _from_elsewhere(start: float) -> list[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None]:
-    """Have no garbage looked for among tests and modules, now and later: there are millions."""
+    """Keep the garbage collector off the millions of objects of tests and modules."""
     gc.disable()
     try:
         return (yield)

@@ -126,7 +126,7 @@ class ActiveRun:
             LOGS: Failing(f"the logs below {folder}"),
             DOCUMENTS: Failing(folder),
         }
-        """What cannot be written, while the run continues without it."""
+        """Places where writing may fail, while the run continues without."""
         if not recorded:
             submission.write(self._files)
             self._record(EventKind.RUN_SUBMITTED, detail=submission.to_json(folder))

@@ -1,4 +1,4 @@
-"""What a coordinator does for its agents, without the wire: sessions, leases, certificates."""
+"""A coordinator's dealings with its agents, without gRPC: sessions, leases, certificates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a measurement of a site means to the run: the events that the core hears of it."""
+"""Turns a site's measurements into events for the run's core."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Runs:
                 journal.end_abandoned(run_id, time.time())
 
     def _resume(self, submission: Submission) -> bool:
-        """Have a run that another coordinator left go on, or wait, if its sites are free."""
+        """Continue a run that another coordinator left, or queue it until its sites are free."""
         run_id = submission.run_id
         events = self._journal.events(run_id)
         view = self._journal.view(run_id)
@@ -138,13 +138,13 @@ class Runs:
         return True
 
     def tick(self) -> None:
-        """Let time pass: deadlines end, and runs whose turn it is begin."""
+        """Act on deadlines that have passed, and begin runs whose turn it is."""
         for run in self.active():
             run.tick()
         self._begin_waiting()
 
     def pause(self, why: str) -> None:
-        """Take no more orders, for they cannot be written down; go on telling what is known."""
+        """Refuse further orders, which cannot be written down; queries are still answered."""
         self.paused_because = why
         for run in self._runs.values():
             run.tell_changed()
@@ -232,7 +232,7 @@ class Runs:
         return self.message(run_id)
 
     def drop_site(self, run_id: str, site: str) -> control_pb2.Run:
-        """Have a run go on without a site.
+        """Continue a run without a site.
 
         Raises:
             NotFoundError: there is no such run.
@@ -242,7 +242,7 @@ class Runs:
         return self.message(self.find(run_id))
 
     def add_site(self, run_id: str, site: str) -> control_pb2.Run:
-        """Have a site take part in a run again.
+        """Let a site take part in a run again.
 
         Raises:
             NotFoundError: there is no such run.
@@ -294,7 +294,7 @@ class Runs:
         return next((run for run in self._runs.values() if site in run.view.sites), None)
 
     def handle(self, site: str, event: run_events.Event) -> None:
-        """Have the run at a site take an event, if there is one."""
+        """Pass an event to the run at a site, if there is one."""
         if (run := self.at(site)) is not None:
             run.handle(event)
 
@@ -407,7 +407,7 @@ class Runs:
         self._introduce(run)
 
     def _put(self, run: ActiveRun) -> None:
-        """Have a run take the place of those that have ended at its sites."""
+        """Replace the ended runs at its sites by a run."""
         sites = run.view.sites.keys()
         self._runs = {
             run_id: other

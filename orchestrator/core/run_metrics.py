@@ -81,7 +81,7 @@ class ComparedGradients:
         self._num_steps, self._total_s = 0, 0.0
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Take that a site's ranks have compared gradients: the slowest site's time counts."""
+        """Count a comparison of gradients by a site's ranks: the slowest site's time counts."""
         num_ranks, before_s = self._latest.get(step, (0.0, 0.0))
         length_s = max(before_s, values.get(metrics.COMPARED_S, 0.0))
         self._num_steps += step not in self._latest

@@ -64,12 +64,12 @@ MAX_UNFOLDED = 12
 MAX_NAMED_SITES = 8
 """Sites whose events have a link of their own."""
 ALL = "all"
-"""What is asked for to see every event."""
+"""The query value that shows every event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What of a run a page shows: which steps, and which events."""
+    """The steps and events of a run that a page shows."""
 
     window: Window = Window()  # noqa: RUF009 - it is frozen
     events: str = ""

@@ -71,7 +71,7 @@ READ_LATELY_S = 2.0
 USUAL_DETECTION_S = 15.0
 """No stall is told before a loss would have been noticed: `failure.detect_within`, or this."""
 MAX_PREDICTED_SITES = 64
-"""Of a run with more sites no step is predicted: that would take long."""
+"""With more sites than this, steps are not predicted: that would take long."""
 NOW_S = 15.0
 """What a link carries now is measured over about so long."""
 MAX_EVENTS = 1000
@@ -339,7 +339,7 @@ class WatchedRun:
 
     @property
     def failure(self) -> Failure | None:
-        """What broke first: of the run, or of a site that is out."""
+        """The first failure of the run, or of a site that is out."""
         view = self._record.view
         if view.failure is not None:
             return view.failure

@@ -55,7 +55,7 @@ ANSWER_S = 60.0
 _DEVICES = frozenset({"accelerators-missing", "accelerators-differ"})
 """Kinds of warnings that `launch` shows, too."""
 BURN_IN_S = 300.0
-"""What a burn-in may take beside the time that was asked for: its processes start."""
+"""Time allowed for a burn-in to start its processes, beside the time that was asked for."""
 REACH_S = 3.0
 """A connection that takes longer is not there."""
 

@@ -203,7 +203,7 @@ def _busy_thread() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What gateways, link and rounds are like."""
+    """Settings of the gateways, the link and the rounds."""
 
     bits_per_s: float
     rtt_s: float
@@ -224,7 +224,7 @@ class Setting:
 
     @property
     def bound_s(self) -> float:
-        """What no exchange can be faster than."""
+        """Lower bound on the time of an exchange."""
         return self.num_bytes * 8 / (PAYLOAD_SHARE * self.bits_per_s) + self.rtt_s / 2
 
 

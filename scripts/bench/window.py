@@ -276,7 +276,7 @@ def _others_bytes_per_s(folder: Path, lately_s: float) -> float:
 
 @contextlib.contextmanager
 def _changed(changes: Changes, folder: Path) -> Iterator[None]:
-    """Let the gateways that start meanwhile have other constants."""
+    """Start gateways with changed constants within this context."""
     (folder / "sitecustomize.py").write_text(_SITECUSTOMIZE)
     ours = {"PYTHONPATH": str(folder), "ISTHMUS_BENCH_CONSTANTS": json.dumps(changes)}
     before = {name: os.environ.get(name) for name in ours}

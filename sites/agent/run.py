@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Departures:
-    """Who has left a run: the site while others go on, or ranks that are finished."""
+    """Departures from a run: of the site while others continue, or of ranks that are finished."""
 
     is_site_out: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the site has left a run that goes on."""

@@ -72,7 +72,7 @@ class StoredStream(io.RawIOBase):
 
     @property
     def etag(self) -> str:
-        """What S3 and its like say of a file that was uploaded in these blocks."""
+        """The ETag that S3-like stores give a file uploaded in these blocks."""
         if self._num_bytes < BLOCK_BYTES:
             return self._blocks[0].hexdigest()
         whole = b"".join(block.digest() for block in self._blocks)

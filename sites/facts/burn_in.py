@@ -60,20 +60,22 @@ def compared(burned: Sequence[Burned]) -> list[Burned]:
     Where there is no such majority, it may be any of them.
     """
     found = []
-    for each in burned:
-        alike = [other.product for other in burned if other.device == each.device and other.product]
-        usual, count = Counter(alike).most_common(1)[0] if alike else (each.product, 1)
+    for device in burned:
+        alike = [
+            other.product for other in burned if other.device == device.device and other.product
+        ]
+        usual, count = Counter(alike).most_common(1)[0] if alike else (device.product, 1)
         is_known = 2 * count > len(alike)
-        is_wrong = each.product != usual if is_known else len(set(alike)) > 1
+        is_wrong = device.product != usual if is_known else len(set(alike)) > 1
         whose = (
             "others of its kind" if is_known else "the other of its kind, and either may be wrong"
         )
-        if is_wrong and not each.problem:
+        if is_wrong and not device.problem:
             found.append(
-                replace(each, problem=f"its product of two matrices is not that of {whose}")
+                replace(device, problem=f"its product of two matrices is not that of {whose}")
             )
         else:
-            found.append(each)
+            found.append(device)
     return found
 
 

@@ -39,7 +39,7 @@ class RankFailed:
 
 
 LAUNCHER_LINES: Kinds[RankFailed] = Kinds(RankFailed)
-"""What a launcher writes."""
+"""The kinds of lines that a launcher writes."""
 
 _CRASHES = {
     SIGSEGV: "it used memory that is not there, a bug of native code",

@@ -213,7 +213,7 @@ AgentLine = (
     | ForGateways
 )
 AGENT_LINES: Kinds[AgentLine] = Kinds(*get_args(AgentLine))
-"""What an agent sends after its order."""
+"""The kinds of lines that an agent sends after its order."""
 ORDERS: Kinds[NodeOrder] = Kinds(NodeOrder)
 """An agent's first line."""
 
@@ -295,4 +295,4 @@ class Failed:
 
 NodeLine = Alive | Answered | Refused | FromGateway | Failed
 NODE_LINES: Kinds[NodeLine] = Kinds(*get_args(NodeLine))
-"""What a node sends after its greeting."""
+"""The kinds of lines that a node sends after its greeting."""

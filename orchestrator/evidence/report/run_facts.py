@@ -488,7 +488,7 @@ class RunSource(Protocol):
 
     @property
     def measured(self) -> RunMetrics:
-        """What comes of all that was measured."""
+        """Results derived from everything that was measured."""
 
 
 def verdict_facts(

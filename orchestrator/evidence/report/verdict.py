@@ -85,7 +85,7 @@ class Expected:
 
     step_s: float | None = None
     compute_s: float | None = None
-    """Of the slowest site, with collectives inside it."""
+    """Compute time of the slowest site, with collectives inside it."""
     alternatives_s: Mapping[str, float] = field(default_factory=dict)
     """The steps of the planner's alternatives, by what they are."""
 

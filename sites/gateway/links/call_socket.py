@@ -72,7 +72,7 @@ class CallSocket:
         return traffic_of(self.socket, self._http2.writer.left_bytes)
 
     def limit(self, window_bytes: int, look_s: float) -> None:
-        """Have at most `window_bytes` on the way that TCP has not acknowledged.
+        """Limit the bytes that TCP has not acknowledged to `window_bytes`.
 
         The kernel wakes nobody when bytes are acknowledged. So while the window is full, it is
         looked at every `look_s`. May be called from any thread.
@@ -134,7 +134,7 @@ class CallSocket:
         return False
 
     def drop_from_now(self) -> None:
-        """Have all be dropped that comes from now on: `drop` when the socket is readable."""
+        """Drop everything that arrives from now on: `drop` when the socket is readable."""
         self.line.is_by_hand = True
         self.line.unmark()
 

@@ -251,7 +251,7 @@ class FrameCall:
         return self._wire.traffic()
 
     def limit(self, window_bytes: int, look_s: float) -> None:
-        """Have at most so many bytes on the way: `CallSocket.limit`."""
+        """Limit the bytes on the way: `CallSocket.limit`."""
         self._wire.limit(window_bytes, look_s)
 
     def answer(self) -> None:
@@ -351,7 +351,7 @@ class FrameCall:
         self._read_on()
 
     def _hold(self) -> None:
-        """Take room for what has come."""
+        """Reserve room for what has arrived."""
         if self._is_ending or self._closed.is_set():
             return
         if not self._inbox.hold(self._http2.under_way_bytes, self._granted):

@@ -33,7 +33,7 @@ class Inbox:
         self.taker: Taker | None = None
         """Takes messages as they come."""
         self.untaken: Exception | None = None
-        """What the taker has raised; nothing more is taken then."""
+        """The taker's exception; no message is taken after it."""
         self.is_blocked = False
         """The peer makes no room for our messages: all of its own are read, until it does."""
         self.is_closed = False

@@ -41,7 +41,7 @@ class Patience:
 
 
 class Pinged(Caller, Protocol):
-    """What can be pinged and broken off: a call."""
+    """A call, which can be pinged and broken off."""
 
     @property
     def is_read(self) -> bool:

@@ -26,7 +26,7 @@ class Admission:
 
     def __init__(self, config: GatewayConfig, history: RoundHistory) -> None:
         self.room_bytes = credit_of_peers(config)
-        """What each peer keeps of this gateway's frames."""
+        """This gateway's frames that each peer keeps."""
         self.links: Mapping[GatewayId, Link] = {}
         self.credit = Credit(self.room_bytes)
         self.encoding_bytes = 0
@@ -41,7 +41,7 @@ class Admission:
         return not self._waiting
 
     def add(self, chunks: Iterable[Chunk]) -> None:
-        """Let the own parts of chunks wait."""
+        """Queue the own parts of chunks."""
         for chunk in chunks:
             heapq.heappush(self._waiting, (chunk.order, chunk))
 
@@ -94,7 +94,7 @@ class Handovers:
         return not self._due
 
     def add(self, due: Iterable[tuple[ChunkOrder, int, tuple[object, ...]]]) -> None:
-        """Let handovers wait for their links: (chunk, receiving site, frames)."""
+        """Queue handovers for their links: (chunk, receiving site, frames)."""
         self._due.extend(due)
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""What buckets' reductions consist of: grids, the plan of their round, codecs, residuals.
+"""Parts of buckets' reductions: grids, the plan of their round, codecs, residuals.
 
 Callers hold the executor's lock.
 """

@@ -128,7 +128,7 @@ class Landing:
     """A round has ended in which sites took steps of their own, and as many as each came to."""
 
     step: int
-    """Of the run, the same at all sites."""
+    """Number in the run, the same at all sites."""
     num_steps: int
     """Steps of the run since this site's one before."""
     round: int

@@ -127,7 +127,7 @@ class StepLog:
         """Called when an optimizer has stepped, before that is recorded as the end of a step, with
         how many there are then. Returns a round that has ended without waiting for anybody."""
         self.landing: Landing | None = None
-        """What that has returned for the latest step."""
+        """Its latest return value."""
         self.take_inputs: Callable[[], int] = lambda: 0
         """Returns a hash of what models were called with in a step; 0: it tells nothing."""
         self.num_own: Callable[[], int] = lambda: 0

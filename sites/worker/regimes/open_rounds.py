@@ -35,7 +35,7 @@ _LOOK_EVERY_S = 1.0
 
 
 class Turn(IntEnum):
-    """What the site does at the end of a step."""
+    """The site's choice at the end of a step."""
 
     GO_ON = 0
     """Take the next one."""
@@ -151,7 +151,7 @@ class OpenRounds:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Have this site pass no round over in this context: a collective of the site."""
+        """Hold off passing rounds over in this context. A collective of the site."""
         was_at_end = self._is_at_end
         with self._held():
             pass
@@ -162,7 +162,7 @@ class OpenRounds:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Have all ranks of the site be done with rounds that it was passed over in.
+        """Wait until all ranks of the site are done with rounds that it was passed over in.
 
         From here on there are none until `go_on`; the lock is held in this context.
         """

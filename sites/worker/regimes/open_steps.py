@@ -40,11 +40,11 @@ class OpenSteps(LocalSteps):
     """One rank's part. For the training thread, but for `_pass_over`."""
 
     _turn = Turn.GO_ON
-    """What the site does at the end of the step whose gradients are there."""
+    """The site's choice at the end of the step whose gradients are there."""
     _reached = 0
     """The latest step of the run that has ended, or with which a round has."""
     _spare: Mapping[str, torch.Tensor] | None = None
-    """Where parameters arrive in rounds that the site is passed over in; None: there were none."""
+    """Receives parameters in rounds that the site is passed over in; None: there were none."""
     _num_passed = 0
     """How often the site was passed over, each time for a round or several."""
     _landing: Landing | None = None
@@ -114,7 +114,7 @@ class OpenSteps(LocalSteps):
 
     @contextmanager
     def global_parameters(self) -> Iterator[None]:
-        """Have parameters hold the global ones: as `LocalSteps`."""
+        """Set the parameters to the global ones: as `LocalSteps`."""
         if not self._has_moved or self._is_away:
             yield
             return
@@ -223,15 +223,15 @@ class OpenSteps(LocalSteps):
         """Exchange in the round that ends with a step; return how many each site has taken."""
         num_sites = self._num_sites(step - 1 - self._reached)
         rates = Rates(*self._regime.outer_rates(step, num_sites))
-        for each in self._shards:
-            each.rates = rates
+        for shard in self._shards:
+            shard.rates = rates
         turnout = self._buckets.turnout_of(own)
         round_ = self._buckets.exchange(tokens, flats, self._shards, self._since, turnout)
         present = [round(each * round_.weight) for each in turnout.tolist()]
-        return round_, {site: each - 1 for site, each in enumerate(present) if each}
+        return round_, {site: steps - 1 for site, steps in enumerate(present) if steps}
 
     def _pass_over(self) -> PassedOver:
-        """Take a round with nothing, while training stands. From a thread of `OpenRounds`."""
+        """Contribute nothing to a round while training stalls. From a thread of `OpenRounds`."""
         if self._spare is None:
             self._spare = {
                 name: torch.zeros_like(local_of(each).detach()).reshape(-1)
