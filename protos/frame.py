@@ -17,10 +17,11 @@ import numpy as np
 import xxhash
 
 from isthmus.protos.errors import CorruptDataError, RemoteProtocolError
+from isthmus.protos.limits import EXCHANGE_CHANNEL_BYTES
 
 HEADER_BYTES = 64
-MAX_PAYLOAD_BYTES = (17 << 20) - HEADER_BYTES
-MAX_FRAME_BYTES = HEADER_BYTES + MAX_PAYLOAD_BYTES
+MAX_FRAME_BYTES = EXCHANGE_CHANNEL_BYTES
+MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - HEADER_BYTES
 
 _MAGIC = b"ISTH"
 _VERSION = 3

@@ -1,7 +1,5 @@
 """Size limits per kind of message. gRPC's own limits are set from these, never to -1."""
 
-from isthmus.protos.frame import MAX_FRAME_BYTES
-
 CONTROL_MESSAGE_BYTES = 64 << 10
 """Limit on session, status and event messages: everything small and frequent."""
 DOCUMENT_BYTES = 1 << 20
@@ -22,8 +20,8 @@ LOG_BATCH_BYTES = 32 << 10
 """Limit on one ShipLogs request."""
 LOG_LINE_BYTES = 8 << 10
 """Longest log line; a longer one is cut and marked."""
-EXCHANGE_CHANNEL_BYTES = MAX_FRAME_BYTES
-"""The data channel's limit."""
+EXCHANGE_CHANNEL_BYTES = 17 << 20
+"""The data channel's limit: the longest frame."""
 HANDSHAKE_S = 20.0
 """Time after which a connection without a call is closed."""
 CONNECTION_LIMITS = (

@@ -23,7 +23,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from isthmus.protos import metrics
-from isthmus.topology.catalogue.accelerators import accelerator_of_device
 from isthmus.topology.spec.compute import flops_per_sequence, peak_flops_per_s
 from isthmus.topology.spec.expected_devices import DEVICES, unlike
 from isthmus.topology.spec.job import Job
@@ -137,6 +136,9 @@ class ModelFlops:
         is_modelled = job.entrypoint is None and job.trainer.compute == "modelled"
         if is_modelled or not device or _is_as_named(named.name, device):
             return peak_flops_per_s(named) if named.peak_flops_per_s else None
+        # It brings pydantic, and most readers of a run need neither.
+        from isthmus.topology.catalogue.accelerators import accelerator_of_device
+
         found = accelerator_of_device(device)
         return None if found is None else peak_flops_per_s(found)
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from isthmus.protos.frame import MAX_PAYLOAD_BYTES
+from isthmus.protos.limits import EXCHANGE_CHANNEL_BYTES
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.job import Probe
 from isthmus.topology.spec.reduction_plan import ReductionPlan
 from isthmus.topology.spec.world import PortRange
 from isthmus.topology.trees.channels import FLOWS_MAX
 
-CHUNK_BYTES_MAX = MAX_PAYLOAD_BYTES - 64
+CHUNK_BYTES_MAX = EXCHANGE_CHANNEL_BYTES - 128
 """Largest chunk, in float32 bytes, that fits a frame with any codec. 1 to 4 MiB is best; 8 MiB
 where no link is the bottleneck."""
 

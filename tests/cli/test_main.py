@@ -63,6 +63,23 @@ def test_help_imports_nothing_that_is_slow() -> None:
     assert "launch" in done.stdout
 
 
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("modules", "unused"),
+    [
+        ("isthmus.orchestrator.cli.run_commands", {"numpy", "pydantic", "yaml", "rich"}),
+        ("isthmus.orchestrator.coordinator.__main__", {"numpy", "scipy", "rich"}),
+        ("isthmus.sites.agent.__main__, isthmus.sites.node.__main__", {"numpy", "pydantic"}),
+    ],
+)
+def test_processes_do_not_import_what_they_may_never_use(modules: str, unused: set[str]) -> None:
+    code = f"import {modules}; import sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PROCESS_S, check=True
+    )
+    assert not unused & set(done.stdout.split())
+
+
 def test_the_list_of_commands_is_the_commands_own_words() -> None:
     context = click.Context(cli)
     for name in COMMANDS:

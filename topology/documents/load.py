@@ -6,6 +6,7 @@ Pure: the caller reads the file.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from pydantic import TypeAdapter, ValidationError
@@ -84,12 +85,7 @@ def document_kind(document: Document) -> str:
         ConfigError: it is equally close to two kinds.
     """
     keys = set(document.mapping())
-    own_keys = {
-        "topology": _TOPOLOGY_KEYS,
-        "job": _JOB_KEYS,
-        "faults": _FAULTS_KEYS,
-        "plan": _PLAN_KEYS,
-    }
+    own_keys = {**_own_keys(), "faults": _FAULTS_KEYS, "plan": _PLAN_KEYS}
     matches = {kind: len(keys & own) for kind, own in own_keys.items()}
     kind, second = sorted(matches, key=matches.__getitem__, reverse=True)[:2]
     if matches[kind] == matches[second]:
@@ -106,13 +102,19 @@ def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 
     The first key decides. A key of both (`name`) or of neither goes to the job, which reports it.
     """
-    is_topology = [override.split("=")[0].split(".")[0] in _TOPOLOGY_KEYS for override in overrides]
+    topology_keys = _own_keys()["topology"]
+    is_topology = [override.split("=")[0].split(".")[0] in topology_keys for override in overrides]
     pairs = list(zip(overrides, is_topology, strict=True))
     return [each for each, own in pairs if own], [each for each, own in pairs if not own]
 
 
-_TOPOLOGY_KEYS = TopologyModel.model_fields.keys() - model_of(Job).model_fields.keys()
-_JOB_KEYS = model_of(Job).model_fields.keys() - TopologyModel.model_fields.keys()
+@functools.cache
+def _own_keys() -> dict[str, set[str]]:
+    """Return the keys that only topologies have, and those that only jobs have, by the kind."""
+    topology, job = TopologyModel.model_fields.keys(), model_of(Job).model_fields.keys()
+    return {"topology": topology - job, "job": job - topology}
+
+
 _FAULTS_KEYS = {"seed", "faults"}
 _PLAN_KEYS = {"made_for", "decisions", "predicted", "binding", "why", "alternatives"}
 """Keys that identify a plan file."""
