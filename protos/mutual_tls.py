@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import grpc
 import grpc.aio
 
+from isthmus.protos import kernel_tls
 from isthmus.protos.errors import IsthmusError, PermissionDeniedError
 from isthmus.protos.failure import text_of
 from isthmus.protos.identities import CALLERS, WARN_DAYS, Identity
@@ -260,6 +261,7 @@ class TlsSecurity:
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols([_ALPN])
+        kernel_tls.ask_for(context)
         context.verify_mode = ssl.CERT_REQUIRED
         if protocol == ssl.PROTOCOL_TLS_SERVER:
             context.num_tickets = 0  # sessions are not resumed

@@ -124,6 +124,9 @@ warning {wanted}-unavailable: {user} may choose {allowed} for TCP, not {wanted}
 warning slow-start-after-idle: connections to {target} start slowly after each pause, with {used}
   there is a pause in every step, and then some round trips of {rtt} with little on the way
   sudo sysctl -w net.ipv4.tcp_slow_start_after_idle=0
+note no-kernel-tls: TLS to other sites is not the kernel's work: {lacks} lacks it
+  gateways encrypt by OpenSSL, in the thread that moves all of their bytes
+  sudo modprobe tls; else a kernel with CONFIG_TLS, and an OpenSSL built with enable-ktls
 error no-route: no route leads to {address} of site {named}: {reason}
   its gateways cannot be dialled from here
   ip route get {address}

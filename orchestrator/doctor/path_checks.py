@@ -47,6 +47,7 @@ def tcp_findings(
             sender = machines[link.source]
             findings += _buffer(link, most, sender, is_sending=True)
             findings += _congestion(link, sender)
+            findings += _kernel_tls(sender) if topology.security != "insecure" else ()
         if link.target in machines:
             findings += _buffer(link, most, machines[link.target], is_sending=False)
         found |= {(each.kind, each.site): each for each in findings}
@@ -112,6 +113,12 @@ def _congestion(link: Link, machine: Machine) -> Iterator[Finding]:
     if sender.tcp.slow_start_after_idle and used != "bbr":
         rtt = format_duration(link.rtt_s)
         yield finding("slow-start-after-idle", machine.name, target=link.target, used=used, rtt=rtt)
+
+
+def _kernel_tls(machine: Machine) -> Iterator[Finding]:
+    lacks = machine.facts.tcp.lacks_kernel_tls
+    if lacks is not None:
+        yield finding("no-kernel-tls", machine.name, lacks=lacks)
 
 
 def route_findings(machine: Machine, topology: Topology) -> Iterator[Finding]:

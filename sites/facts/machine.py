@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
-from isthmus.protos import versions
+from isthmus.protos import kernel_tls, versions
 from isthmus.protos.failure import text_of
 from isthmus.protos.training_part import what_lacks
 from isthmus.protos.usable_cores import usable_cores
@@ -114,6 +114,7 @@ def _tcp() -> Tcp:
         slow_start_after_idle=None if slow is None else slow != ["0"],
         congestion=next(iter(_sysctl("tcp_congestion_control") or ()), None),
         congestion_allowed=_allowed(),
+        lacks_kernel_tls=kernel_tls.what_lacks(),
     )
 
 

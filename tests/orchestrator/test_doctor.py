@@ -677,6 +677,19 @@ def test_23_no_bbr_where_packets_are_lost() -> None:
     only(tcp_findings({"a": without}, asked, None), "bbr-unavailable", WARNING, "modprobe")
 
 
+def test_tls_is_not_the_kernels_work() -> None:
+    lacks = "the kernel (CONFIG_TLS, module tls)"
+    tcp = dataclasses.replace(good_facts().tcp, lacks_kernel_tls=lacks)
+    without = machine(dataclasses.replace(good_facts(), tcp=tcp))
+    encrypted = dataclasses.replace(topology(), security="mtls")
+    found = only(
+        tcp_findings({"a": without}, encrypted, None), "no-kernel-tls", NOTE, "modprobe tls"
+    )
+    assert lacks in found.found
+    assert tcp_findings({"a": without}, topology(), None) == []  # nothing is encrypted
+    assert tcp_findings({"a": machine(good_facts())}, encrypted, None) == []
+
+
 # Clocks, versions and accelerators.
 
 

@@ -104,6 +104,8 @@ class Tcp:
     """Default congestion control of connections."""
     congestion_allowed: tuple[str, ...] | None = None
     """The congestion controls that a process of this user may choose."""
+    lacks_kernel_tls: str | None = None
+    """What is missing for TLS by the kernel; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

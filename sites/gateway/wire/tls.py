@@ -17,6 +17,7 @@ from isthmus.sites.gateway.wire.connection import last_failure, use_openssl
 _READ_AHEAD: Final = 41  # SSL_CTRL_SET_READ_AHEAD
 _BUFFER_BYTES: Final = 128 << 10
 """OpenSSL reads this much at a time, several records."""
+_KERNEL_DECIPHERS: Final = 76  # BIO_CTRL_GET_KTLS_RECV
 _FUNCTIONS: Final = (
     "SSL_read",
     "SSL_write",
@@ -45,6 +46,9 @@ def openssl() -> ctypes.PyDLL | None:
         library.SSL_get_fd.argtypes = (ctypes.c_void_p,)
         library.SSL_ctrl.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_void_p)
         library.SSL_set_default_read_buffer_len.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        library.SSL_get_rbio.argtypes = (ctypes.c_void_p,)
+        library.SSL_get_rbio.restype = ctypes.c_void_p
+        library.BIO_ctrl.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_void_p)
         library.ERR_reason_error_string.argtypes = (ctypes.c_ulong,)
         library.ERR_reason_error_string.restype = ctypes.c_char_p
     except (AttributeError, OSError):
@@ -64,9 +68,18 @@ def session_of(connection: ssl.SSLSocket) -> int:
     session = _Object.from_address(id(inner)).session
     if not session or library.SSL_get_fd(session) != connection.fileno():
         return 0
-    library.SSL_set_default_read_buffer_len(session, _BUFFER_BYTES)
-    library.SSL_ctrl(session, _READ_AHEAD, 1, None)
+    read_ahead(library, session)
     return int(session)
+
+
+def read_ahead(library: ctypes.PyDLL, session: int) -> None:
+    """Have OpenSSL read several records at a time, unless the kernel deciphers them.
+
+    The kernel would give all of them as one, and OpenSSL knows none that is longer than 64 KiB.
+    """
+    if not library.BIO_ctrl(library.SSL_get_rbio(session), _KERNEL_DECIPHERS, 0, None):
+        library.SSL_set_default_read_buffer_len(session, _BUFFER_BYTES)
+        library.SSL_ctrl(session, _READ_AHEAD, 1, None)
 
 
 def reason() -> str:
