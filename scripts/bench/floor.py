@@ -10,6 +10,9 @@ float32 at one site; the ratio is to the floor's median.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import itertools
 import statistics
 import subprocess
 import tempfile
@@ -19,7 +22,11 @@ from typing import Final
 
 from isthmus.orchestrator.core.run_events import SiteNamespace
 from isthmus.orchestrator.emulator.site_namespaces import DEVICE
-from isthmus.orchestrator.evidence.bench.allreduce_baselines import outputs_of
+from isthmus.orchestrator.evidence.bench.allreduce_baselines import (
+    LOOPBACK,
+    LOOPBACK_ADDRESS,
+    outputs_of,
+)
 from isthmus.protos.own_processes import entered
 from isthmus.sites.bench.gateways import cpu_s
 from isthmus.sites.gateway.config import HELD_BYTES
@@ -32,10 +39,12 @@ Places = Mapping[str, SiteNamespace]
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what may be asked for."""
+    parser.add_argument("--loopback", action="store_true", help="no emulation")
     parser.add_argument("--rates", type=numbers, default=[1000, 400], help="Mbit/s")
     parser.add_argument("--rtts", type=numbers, default=[20, 60], help="ms, one for each rate")
     parser.add_argument("--codecs", default="fp32", help="of gateways, as fp32,int8")
     parser.add_argument("--chunks-kib", type=numbers, default=[512], help="of gateways, as 128,512")
+    parser.add_argument("--tls", action="store_true", help="of gateways, beside those without")
     parser.add_argument("--mib", type=int, default=64, help="of float32 a round")
     parser.add_argument("--warmup", type=int, default=3, help="rounds")
     parser.add_argument("--rounds", type=int, default=5, help="that are measured")
@@ -47,8 +56,9 @@ def run(options: argparse.Namespace) -> int:
     """Print a row for each rival on each link."""
     with tempfile.TemporaryDirectory() as own:
         program = _compiled(Path(own))
-        print("Mbit/s   ms | who           | CPU s/GB by turns   | median, / floor | s a round")
-        for rate, rtt_ms in zip(options.rates, options.rtts, strict=True):
+        print("Mbit/s   ms | who               | CPU s/GB by turns   | median, / floor | s a round")
+        links = ([100e3], [0.1]) if options.loopback else (options.rates, options.rtts)
+        for rate, rtt_ms in zip(*links, strict=True):
             _link(program, rate, rtt_ms, options)
     return 0
 
@@ -59,15 +69,17 @@ def _link(program: Path, rate: float, rtt_ms: float, options: argparse.Namespace
         "floor": (setting, lambda *given: _floor(program, *given)),
         "Gloo": (setting, _gloo),
     }
-    for codec in options.codecs.split(","):
-        for chunk_kib in options.chunks_kib:
-            of_gateways = _setting(rate, rtt_ms, codec, chunk_kib, options)
-            rivals[f"{codec} {chunk_kib:.0f} KiB"] = of_gateways, _gateways
+    for codec, chunk_kib, has_tls in itertools.product(
+        options.codecs.split(","), options.chunks_kib, [False, True][: 1 + options.tls]
+    ):
+        plain = _setting(rate, rtt_ms, codec, chunk_kib, options)
+        name = f"{codec} {chunk_kib:.0f} KiB" + " TLS" * has_tls
+        rivals[name] = dataclasses.replace(plain, has_tls=has_tls), _gateways
     cpu_of: dict[str, list[float]] = {name: [] for name in rivals}
     lasted: dict[str, list[float]] = {name: [] for name in rivals}
     for _ in range(options.turns):
         for name, (its_setting, measure) in rivals.items():
-            with emulated(its_setting, options) as places:
+            with _places(its_setting, options) as places:
                 round_s, used_s = measure(its_setting, places, options)
             cpu_of[name].append(used_s / (setting.num_bytes / 1e9))
             lasted[name].append(round_s)
@@ -75,8 +87,14 @@ def _link(program: Path, rate: float, rtt_ms: float, options: argparse.Namespace
     for name, figures in cpu_of.items():
         middle = statistics.median(figures)
         turns = " ".join(f"{figure:5.2f}" for figure in figures)
-        print(f"{rate:6.0f} {rtt_ms:4.0f} | {name:13} | {turns:19} | ", end="")
+        print(f"{rate:6.0f} {rtt_ms:4.0f} | {name:17} | {turns:19} | ", end="")
         print(f"{middle:6.2f}, {middle / floor:6.2f} | {statistics.median(lasted[name]):6.3f}")
+
+
+def _places(
+    setting: Setting, options: argparse.Namespace
+) -> contextlib.AbstractContextManager[Places]:
+    return contextlib.nullcontext({}) if options.loopback else emulated(setting, options)
 
 
 def _setting(
@@ -113,12 +131,13 @@ def _floor(
 ) -> tuple[float, float]:
     """Return the seconds of a round, and CPU seconds of both sites."""
     figures = [setting.num_bytes, setting.chunk_bytes, options.warmup + options.rounds, NAP_US]
-    address = places[SITES[0]].address
+    address = places[SITES[0]].address if places else LOOPBACK_ADDRESS
     running = []
     for index, site in enumerate(SITES):
         command = [str(program), str(index), address, str(PORT), *map(str, figures)]
-        inside = entered((places[site].user, places[site].net), command)
-        running.append(subprocess.Popen(inside, stdout=subprocess.PIPE, text=True))
+        if places:
+            command = entered((places[site].user, places[site].net), command)
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
     said = [process.communicate(timeout=DEADLINE_S)[0] for process in running]
     if any(process.returncode for process in running):
         raise SystemExit("the floor failed")
@@ -138,9 +157,10 @@ def _gloo(setting: Setting, places: Places, options: argparse.Namespace) -> tupl
             *("isthmus.sites.bench.gloo", "--size-bytes", str(setting.num_bytes)),
             *("--count", str(options.warmup + options.rounds), "--timeout", str(DEADLINE_S)),
             *("--world-size", str(len(SITES)), "--store", str(Path(own, "store"))),
-            *("--device", DEVICE),
+            *("--device", DEVICE if places else LOOPBACK),
         ]
-        told = outputs_of("gloo", command, dict(places), Path(own), DEADLINE_S)
+        sites = {site: places.get(site) for site in SITES}
+        told = outputs_of("gloo", command, sites, Path(own), DEADLINE_S)
     repeats = [each["repeats"][options.warmup :] for each in told]
     used_s = sum(repeat["cpu_s"] for own in repeats for repeat in own) / options.rounds
     spans = [

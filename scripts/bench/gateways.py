@@ -27,12 +27,15 @@ from pathlib import Path
 
 import psutil
 
+from isthmus.orchestrator.certificates import issue, make_authority, names_for
 from isthmus.orchestrator.core.run_events import SiteNamespace
 from isthmus.orchestrator.emulator.emulator_child import running_emulator
 from isthmus.orchestrator.emulator.emulator_config import NetnsConfig
 from isthmus.orchestrator.emulator.link_shape import LinkShape
 from isthmus.protos.errors import IsthmusError
+from isthmus.protos.mutual_tls import NAME, TlsFiles
 from isthmus.protos.own_processes import entered
+from isthmus.protos.security import TLS_VARIABLES
 from isthmus.sites.bench.gateways import cpu_s
 from isthmus.sites.gateway.config import HELD_BYTES, GatewayConfig, PeerLink
 from isthmus.sites.local.chunk_grid import shard_numel
@@ -60,6 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rtts", type=numbers, default=[20, 80, 150], help="ms")
     parser.add_argument("--congestion", default="cubic")
     parser.add_argument("--codec", default="fp32")
+    parser.add_argument("--tls", action="store_true", help="between gateways")
     parser.add_argument("--channels", type=int, help="exactly; else as gateways choose them")
     parser.add_argument("--chunk-kib", type=int, help="else as gateways choose it")
     parser.add_argument("--held-mib", type=int, default=HELD_BYTES >> 20, help="of early frames")
@@ -68,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warmup", type=int, default=3, help="rounds")
     parser.add_argument("--rounds", type=int, default=5, help="that are measured")
     parser.add_argument("--busy", action="store_true", help="ranks with a busy Python thread, too")
-    parser.add_argument("--idle", type=float, default=0.0, help="seconds between two rounds")
+    parser.add_argument("--idle", type=float, default=0.0, help="seconds before each round")
     parser.add_argument("--warm", action="store_true", help="tcp_slow_start_after_idle=0")
     parser.add_argument("--lanes", type=numbers, default=[1], help="gateways of a site, as 1,2,4")
     parser.add_argument("--ranks", type=int, help="of a site; else as many as the most lanes")
@@ -98,6 +102,7 @@ def run(options: argparse.Namespace) -> int:
             held_bytes=options.held_mib << 20,
             num_ranks=num_ranks,
             num_lanes=int(num_lanes),
+            has_tls=options.tls,
         )
         print(f"{rate:6.0f} {rtt_ms:4.0f} {num_lanes:5.0f} | {row(setting, options)}", flush=True)
     return 0
@@ -115,8 +120,7 @@ def row(setting: Setting, options: argparse.Namespace) -> str:
         busy_s: list[float] = []
         used_s = 0.0
         for number in range(options.warmup + options.rounds * (1 + options.busy)):
-            if number:
-                time.sleep(options.idle)
+            time.sleep(options.idle)
             if options.busy and number >= options.warmup and (number - options.warmup) % 2:
                 with _busy_thread():
                     busy_s.append(both(ranks, number))
@@ -221,6 +225,7 @@ class Setting:
     """Ranks of each site; each has its shard of each bucket."""
     num_lanes: int
     """Gateways of each site, which divide its ranks among them: a divisor of `num_ranks`."""
+    has_tls: bool = False
 
     @property
     def bound_s(self) -> float:
@@ -328,6 +333,8 @@ def pair(
     """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if setting.has_tls:
+            stack.enter_context(_certified(folder))
         sites: list[list[GatewayProcess]] = []
         for index, site in enumerate(SITES):
             place = places[site] if places else None
@@ -353,6 +360,23 @@ def pair(
                 ranks.append(RankStandIn(_socket(folder, site, lane), setting, rank))
                 stack.callback(ranks[-1].leave)
         yield gateways, ranks
+
+
+@contextlib.contextmanager
+def _certified(folder: Path) -> Iterator[None]:
+    """Make certificates of both sites, which this process's children use."""
+    make_authority(folder, "bench.internal")
+    for name in names_for([*SITES]):
+        issue(folder, name, 1.0)
+    files = TlsFiles(
+        ca=str(folder / "ca.pem"), cert=f"{folder}/{NAME}.pem", key=f"{folder}/{NAME}.key"
+    )
+    os.environ.update({TLS_VARIABLES[each]: getattr(files, each) for each in TLS_VARIABLES})
+    try:
+        yield
+    finally:
+        for variable in TLS_VARIABLES.values():
+            del os.environ[variable]
 
 
 def _socket(folder: Path, site: str, lane: int) -> Path:
