@@ -79,6 +79,17 @@ def test_a_wheel_brings_one_import_name_with_all_modules_and_files(built: Path) 
         }
 
 
+def test_nothing_that_was_built_is_in_the_repository() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "*.so", "*.c", "*.pyc"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert listed.stdout.split() == ["scripts/bench/floor.c"]
+
+
 @pytest.mark.slow
 def test_modules_beside_a_script_are_its_own(unpacked: Path, tmp_path: Path) -> None:
     for name in ("protos", "sites", "topology", "orchestrator", "scripts"):

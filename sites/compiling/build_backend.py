@@ -60,7 +60,8 @@ class Compile(build_ext):  # type: ignore[misc] # without types
         """Fill the folder `_compiled` anew."""
         package = SOURCES / "isthmus" if self.inplace else Path(self.build_lib, "isthmus")
         folder = compiled.folder_below(package)
-        with tempfile.TemporaryDirectory(dir=package) as own:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as own:
             made = Path(own, folder.name)
             made.mkdir()
             compiler, lacks = find_compiler()
@@ -75,7 +76,6 @@ class Compile(build_ext):  # type: ignore[misc] # without types
             import Cython.Shadow
 
             shutil.copy(Cython.Shadow.__file__, made / "cython.py")
-            folder.parent.mkdir(exist_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
             made.rename(folder)
         print(f"not compiled: {lacks}" if lacks else f"compiled with {note.compiler}")
