@@ -267,7 +267,10 @@ class Delayed:
             return
         self._make_guesses()
         for name, version in [*self._guesses.items()]:
-            if _version(self._trained[name]) != version:
+            parameter, place = self._trained[name], self._places[name]
+            # What has become another kind of tensor stays, for `KindCheck` to refuse.
+            is_same_kind = (parameter.dtype, parameter.device) == (place.dtype, place.device)
+            if _version(parameter) != version or not is_same_kind:
                 del self._guesses[name]
         if self._guesses:
             self._guessing_pass = self._num_passes
