@@ -1,4 +1,4 @@
-"""The tutorial shows what its commands print, but for numbers."""
+"""The tutorial shows what its commands print, but for numbers and which site is first."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("init", "validate", "plan")
 LONGER = ("launch", "events")
 NUMBER = re.compile(r"[-~]?\b\d[\w.:,/%-]*%?|\(#\)|[▁▂▃▄▅▆▇█]+")
+SITE = re.compile("ashburn|chicago")
 
 
 def examples(*commands: str) -> Iterator[tuple[list[str], str]]:
@@ -31,8 +32,8 @@ def examples(*commands: str) -> Iterator[tuple[list[str], str]]:
 
 
 def masked(text: str) -> str:
-    """Return a text with its numbers masked, and without its lines' ends and columns."""
-    words = " ".join(NUMBER.sub("#", text).split())
+    """Return a text with its numbers and sites masked, and without its lines' ends and columns."""
+    words = " ".join(SITE.sub("SITE", NUMBER.sub("#", text)).split())
     return re.sub(r"#( #)+", "#", words)
 
 

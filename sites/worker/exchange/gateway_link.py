@@ -320,8 +320,8 @@ class GatewayLink:
         if self._listening:
             self._ended.wait(_LAST_WORDS_S)
             return self._cause
-        self._socket.settimeout(_LAST_WORDS_S)
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(OSError):  # it is silent, or this side has closed
+            self._socket.settimeout(_LAST_WORDS_S)
             while (message := self._receive()) is not None:
                 if isinstance(message, Failure):
                     return error_of(message)
