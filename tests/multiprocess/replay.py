@@ -55,9 +55,9 @@ from isthmus.topology.spec.epoch import Epoch, Finished, numbers_of
 from isthmus.topology.spec.json_fields import read_json
 from isthmus.topology.spec.run_spec import RunSpec
 
-FIRST_GRADIENTS = 4
-"""The rounds before them compare the text of all sites, and their initial state: two each, for they
-are the same."""
+FIRST_GRADIENTS = 5
+"""The rounds before them compare the text of all sites, and their initial state, two each, for they
+are the same; and in one more the sites agree how DDP's buckets are cut."""
 
 
 def step_of(round_: int, entries: Sequence[int]) -> int:

@@ -112,7 +112,7 @@ def test_a_lost_site_is_posted_while_the_others_go_on(run: Bench) -> None:
         run.wait_for_nothing_left(60)
     assert [each["event"] for each in hook.objects] == ["epoch", "lost", "end"]
     epoch, lost, end = hook.objects
-    assert epoch["text"] == "epoch 1: a, b take part"
+    assert epoch["text"].startswith("epoch 1: a, b take part: site c: ")
     assert lost["site"] == "c"
     assert lost["text"].startswith("the run continues without site c: ")
     assert end["step"] == 60

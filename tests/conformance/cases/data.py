@@ -301,7 +301,7 @@ def site_sampler_and_a_scaler(world: World) -> Any:
     return _scaled_over(world, DataLoader(Numbers(), batch_sampler=sampler), 3, 2)
 
 
-@case(BOTH, quick=DDP)
+@case(BOTH, quick=DDP, beside=APART)
 def global_distributed_sampler(world: World) -> Any:
     """torch's `DistributedSampler` with `site.global_world_size` and `site.global_rank`"""
     num, rank = world.site.global_world_size, world.site.global_rank
