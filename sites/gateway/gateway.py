@@ -439,9 +439,9 @@ class Gateway(EndingGateway):
         """A rank's script has submitted a bucket."""
         self._stalls.note(lambda watch, now_s: watch.handed(rank, round_, now_s))
 
-    def saving(self, rank: int) -> None:
-        """A rank waits for a checkpoint that is being saved."""
-        self._stalls.note(lambda watch, now_s: watch.saving(rank, now_s))
+    def moved(self, rank: int) -> None:
+        """A rank does not hang, though it has submitted nothing."""
+        self._stalls.note(lambda watch, now_s: watch.moved(rank, now_s))
 
     def state_progress(self, rank: int, progress: StateProgress) -> None:
         """A rank reports progress or failure in writing its part of the state for others."""

@@ -137,10 +137,13 @@ class Handed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saving:
-    """The rank waits for a checkpoint that is being saved, and does not hang. Sent every second."""
+class Moved:
+    """The rank does not hang, of which no bucket tells.
 
-    op: ClassVar[str] = "saving"
+    Sent every second while it waits for a checkpoint, and after each step without a round.
+    """
+
+    op: ClassVar[str] = "moved"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,7 +332,7 @@ FromRank = (
     | Region
     | Reduce
     | Handed
-    | Saving
+    | Moved
     | StateProgress
     | KeepResiduals
     | RestoreResiduals

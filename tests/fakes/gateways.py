@@ -183,7 +183,7 @@ class FakeGateways:
                 pass  # nobody here watches for ranks that do not come
             case "metric":
                 self.metrics.append((*source, message))
-            case "saving" | "state_progress":
+            case "moved" | "state_progress":
                 pass  # the rank waits for its disk; nobody here takes it for one that hangs
             case "digest":
                 self.digests.append((*source, message))

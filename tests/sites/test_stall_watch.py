@@ -82,7 +82,7 @@ def test_a_rank_that_waits_for_its_checkpoint_does_not_hang() -> None:
     watch.posted(0, now_s + 0.1)
     told = []
     for second in range(1, 21):
-        watch.saving(1, now_s + second)
+        watch.moved(1, now_s + second)
         told += looks(watch, now_s + second, 1.0)
     assert [each for _, each in told] == [StalledRanks((), (0,))]
     assert looks(watch, now_s + 21.0, 20.0)[0][1] == StalledRanks((1,), (0,))

@@ -33,12 +33,12 @@ from isthmus.sites.local.rank_messages import (
     Leave,
     Members,
     Metric,
+    Moved,
     Reduce,
     Reduced,
     Region,
     RestoreResiduals,
     RoundEnds,
-    Saving,
     StateProgress,
     Welcome,
     decode_from_rank,
@@ -192,8 +192,8 @@ class Ranks(Protocol):
     def handed(self, rank: int, round_: int) -> None:
         """A rank's script has submitted a bucket."""
 
-    def saving(self, rank: int) -> None:
-        """A rank waits for a checkpoint that is being saved."""
+    def moved(self, rank: int) -> None:
+        """A rank does not hang, though it has submitted nothing."""
 
     def state_progress(self, rank: int, progress: StateProgress) -> None:
         """A rank reports progress or failure in writing its part of the state for others."""
@@ -404,8 +404,8 @@ class LocalServer:
                 self._ranks.post(rank, message, self._shard(rank, connection, message))
             case Handed():
                 self._ranks.handed(rank, message.round)
-            case Saving():
-                self._ranks.saving(rank)
+            case Moved():
+                self._ranks.moved(rank)
             case StateProgress():
                 self._ranks.state_progress(rank, message)
             case KeepResiduals():

@@ -76,8 +76,8 @@ class StallWatch:
         each.num_open += 1
         each.moved_s = now_s
 
-    def saving(self, rank: int, now_s: float) -> None:
-        """A rank waits for a checkpoint; repeated every second."""
+    def moved(self, rank: int, now_s: float) -> None:
+        """A rank does not hang: it waits for a checkpoint, or has taken a step without a round."""
         self._ranks[rank].moved_s = now_s
 
     def posted(self, rank: int, now_s: float) -> None:

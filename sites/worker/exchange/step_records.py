@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from isthmus.protos import metrics
 from isthmus.protos.errors import ScriptError
-from isthmus.sites.local.rank_messages import Digest, Metric, Reduced
+from isthmus.sites.local.rank_messages import Digest, Metric, Moved, Reduced
 from isthmus.sites.worker.exchange.gateway_link import Link
 from isthmus.sites.worker.exchange.rank_pace import RankPace
 from isthmus.sites.worker.exchange.rounds import Bucket, Landing, Round
@@ -207,6 +207,8 @@ class StepLog:
         start_s, end_s = self._start_s, self._now_s()
         parts = step_parts(start_s, end_s, [each.times for each in rounds])
         crossed = [each for each in rounds if each.crosses]
+        if not crossed:
+            self._link.send(Moved())
         own = [each for each in rounds if not each.crosses] or crossed
         self.num_steps += 1 if self.landing is None else self.landing.num_steps
         if self._sends and is_kept(self.num_steps, self._timeline_every):
