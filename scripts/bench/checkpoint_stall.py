@@ -85,6 +85,7 @@ def run(options: argparse.Namespace) -> None:
             exchange=exchange,
             missing_sites=MissingSites(),
             make_common=lambda **_: True,
+            landing=lambda: None,
             sync_every=1,
             on_written=lambda *values: written.append(values),
             on_failed=lambda *_: None,

@@ -36,14 +36,15 @@ from isthmus.sites.checkpoint.staging import Staging
 from isthmus.sites.checkpoint.training_state import Tensors, TrainingState
 from isthmus.sites.checkpoint.writer import CheckpointWriter, Snapshot
 from isthmus.sites.worker.exchange.missing_sites import MissingSites
+from isthmus.sites.worker.exchange.rounds import Landing
 from isthmus.topology.spec.job import Checkpoint
 
 
 class MakeCommon(Protocol):
     """Has the same state at all sites."""
 
-    def __call__(self, *, is_last: bool = False) -> bool:
-        """Do so after a step; return whether it can be. `is_last`: nothing crosses any more."""
+    def __call__(self, *, crosses: bool = True) -> bool:
+        """Do so after a step; return whether it can be. Unless it `crosses`, nothing is sent."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +54,8 @@ class _Due:
     step: int
     publishes: bool
     """Whether this site writes the shared part and the manifest."""
+    passed_over: frozenset[str]
+    """Sites without a part in it, for the round that has ended waited for nobody."""
     generators: dict[str, Any] = field(default_factory=dict)
     parameters: Tensors = field(default_factory=dict)
     """References to the parameters; their storage stays in place during a step."""
@@ -80,6 +83,7 @@ class Checkpoints:
         exchange: ExchangeState,
         missing_sites: MissingSites,
         make_common: MakeCommon,
+        landing: Callable[[], Landing | None],
         sync_every: int,
         on_written: Callable[[int, float, int, float], None],
         on_failed: Callable[[int, str], None],
@@ -99,6 +103,7 @@ class Checkpoints:
             exchange: the exchange's state between rounds.
             missing_sites: knows which sites take part.
             make_common: has the same state at all sites, after a step whose state is saved.
+            landing: returns the round that has ended with the latest step, if such wait for nobody.
             sync_every: steps between those after which it can.
             on_written: called from a thread with step, seconds, bytes, and seconds that training
                 waited, at the publishing site.
@@ -119,6 +124,7 @@ class Checkpoints:
         self._exchange = exchange
         self._missing_sites = missing_sites
         self._make_common = make_common
+        self._landing = landing
         self._sync_every = sync_every
         self._stall_s = 0.0
         self._on_written = on_written
@@ -233,25 +239,29 @@ class Checkpoints:
         if self._watch is not None:
             self._watch.close()
         if step != self._last_step:
-            self._begin(step, is_last=True)
+            self._begin(step, crosses=False)
         self._save()
         self._writer.wait()
 
     def _tell_written(self, step: int, write_s: float, num_bytes: int) -> None:
         self._on_written(step, write_s, num_bytes, self._stall_s)
 
-    def _begin(self, step: int, *, is_last: bool = False) -> None:
+    def _begin(self, step: int, *, crosses: bool = True) -> None:
         begin_s = time.monotonic()
         self._last_step = step
-        if not self._make_common(is_last=is_last):
+        sites, landing = list(self._place.ranks), self._landing()
+        taken = {} if landing is None else landing.taken
+        passed_over = frozenset(sites[each] for each, steps in taken.items() if not steps)
+        if self._place.site in passed_over:
             return
-        sites = list(self._place.ranks)
-        gone = {sites[each] for each in self._missing_sites.gone()}
+        if not self._make_common(crosses=crosses and landing is None):
+            return
+        gone = {sites[each] for each in self._missing_sites.gone()} | passed_over
         if self._place.site in self._absent():
             return  # it catches up, and comes to this step long after the others
         self._writer.wait()  # the next copies overwrite the previous ones
         publishes = self._place.site == next(site for site in sites if site not in gone)
-        self._due = _Due(step=step, publishes=publishes)
+        self._due = _Due(step=step, publishes=publishes, passed_over=passed_over)
         self._note_end(self._due)
         self._stall_s = time.monotonic() - begin_s
 
@@ -295,7 +305,7 @@ class Checkpoints:
             step=due.step,
             publishes=due.publishes,
             residuals=[*due.residuals] if self._exchange.has_residuals else [],
-            absent=self._absent(),
+            absent=self._absent() | due.passed_over,
             problem=due.problem,
         )
         try:

@@ -12,17 +12,27 @@ pytestmark = [UNDER_BOTH_SECURITIES, pytest.mark.multiprocess, pytest.mark.slow]
 
 
 class Deployment:
-    """A coordinator and two agents, started by hand."""
+    """A coordinator and an agent for each site, started by hand."""
 
-    def __init__(self, run: Bench, steps: int, more: str = "") -> None:
+    def __init__(
+        self,
+        run: Bench,
+        steps: int,
+        more: str = "",
+        *,
+        sites: int = 2,
+        min_sites: int | None = None,
+    ) -> None:
         """Launch a job; `more` is added to it."""
         self.run = run
-        topology = topology_yaml([(1, 1), (1, 1)], emulate=False, detect_within="5s")
+        topology = topology_yaml(
+            [(1, 1)] * sites, emulate=False, detect_within="5s", min_sites=min_sites
+        )
         job = run.write(topology, job_yaml(steps=steps) + more)
         self.topology = str(run.folder / "topology.yaml")
         self.state = run.folder / "coordinator"
         self.address = self.start("127.0.0.4:0")
-        for site in ("a", "b"):
+        for site in "abcd"[:sites]:
             run.start(
                 *("agent", "--site", site, "--coordinator", self.address),
                 *("--topology", self.topology, "--state", str(run.folder / f"agent-{site}")),

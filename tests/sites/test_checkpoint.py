@@ -96,6 +96,7 @@ class Training:
             data=lambda: {"next": 7, "holes": []},
             missing_sites=self.missing_sites,
             make_common=lambda **_: self.step % sync_every == 0,
+            landing=lambda: None,
             sync_every=sync_every,
             on_written=self.note_written,
             on_failed=lambda *told: self.failed.append(told),

@@ -14,7 +14,7 @@ from torch.autograd import backward
 
 from isthmus.protos import metrics
 from isthmus.protos.errors import ScriptError
-from isthmus.sites.local.rank_messages import FromRank, RoundEnds
+from isthmus.sites.local.rank_messages import FromRank, Moved, RoundEnds
 from isthmus.sites.worker.regimes.open_steps import OpenSteps
 from isthmus.sites.worker.regimes.round_clock import RoundClock
 from isthmus.topology.spec.regime import OuterOptimizer, regime_of
@@ -135,10 +135,13 @@ class EndsLink(RecordingLink):
     def __init__(self) -> None:
         super().__init__()
         self.ended: list[RoundEnds] = []
+        self.num_moved = 0
+        """How often it has said that it does not hang."""
 
     def send(self, message: FromRank, descriptor: int | None = None) -> None:
         if isinstance(message, RoundEnds):
             self.ended.append(message)
+        self.num_moved += isinstance(message, Moved)
         super().send(message, descriptor)
 
     @property
@@ -178,6 +181,7 @@ def test_the_fastest_site_says_when_a_round_ends() -> None:
     first = open_site.site._parts.averaging.pipeline.num_rounds - 2
     assert numbers == [0, 1, 2, 3, 4, 5]
     assert [each.round for each in link.ended] == [first, first + 1]
+    assert link.num_moved == 4, "once a step without a round: a gateway sees no other sign of it"
     open_site.site.leave()
     assert link.records == [(1, None), (2, None), (3, 3.0), (4, None), (5, None), (6, 3.0)]
 

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from isthmus.protos import metrics
 from isthmus.protos.checkpoint.manifest import Manifest
 from isthmus.protos.checkpoint.store import stores_of
-from isthmus.sites.local.rank_messages import Saving, StateProgress
+from isthmus.sites.local.rank_messages import Moved, StateProgress
 from isthmus.sites.worker.api.attachment import Attachment
 from isthmus.sites.worker.api.averaging import Averaging
 from isthmus.sites.worker.api.records import Records
@@ -114,10 +114,15 @@ class Checkpointing:
             self._is_stale = False
         return self._steps.num_steps
 
-    def _make_common(self, *, is_last: bool = False) -> bool:
+    def _make_common(self, *, crosses: bool = True) -> bool:
         """Have the same state at all sites, for it is to be written; return whether it can be."""
         loop = self._attachment.loop
-        return loop is None or loop.make_common(is_last=is_last)
+        return loop is None or loop.make_common(crosses=crosses)
+
+    def _mean_step_s(self, own_s: float) -> float:
+        """Return how long steps take on average, the same at all ranks; `own_s`: here."""
+        landing = self._steps.landing
+        return self._averaging.mean(own_s) if landing is None else landing.step_s
 
     def finish(self) -> None:
         """Save the last step, and return when all is written."""
@@ -185,7 +190,7 @@ class Checkpointing:
         self._attachment.gradient_averages.before_gradients = self._before_gradients
         self._averaging.pipeline.take_epoch = self._rejoining.take_epoch
         if checkpoints is not None:
-            checkpoints.start(self._averaging.mean, steps.num_steps)
+            checkpoints.start(self._mean_step_s, steps.num_steps)
             steps.listen(checkpoints.after_step)
 
     def _go_on(self, entry: EntryState) -> None:
@@ -239,12 +244,13 @@ class Checkpointing:
             missing_sites=self._link.missing_sites,
             exchange=exchange,
             make_common=self._make_common,
+            landing=lambda: self._steps.landing,
             sync_every=context.spec.job.regime.sync_every,
             on_written=self._record_written,
             on_failed=partial(self._records.record_problem, metrics.CHECKPOINT_FAILED),
             on_store_failed=partial(self._records.record_problem, metrics.STORE_FAILED),
             on_stays=partial(self._records.record_problem, metrics.CHECKPOINT_STAYS),
-            on_waiting=lambda: self._link.send(Saving()),
+            on_waiting=lambda: self._link.send(Moved()),
         )
 
     def _record_written(self, step: int, write_s: float, num_bytes: int, stall_s: float) -> None:
@@ -308,4 +314,4 @@ class _StateReports:
         self._records.record_problem(metrics.STATE_FAILED, step, reason)
 
     def waiting(self) -> None:
-        self._link.send(Saving())
+        self._link.send(Moved())

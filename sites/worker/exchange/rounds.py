@@ -137,6 +137,8 @@ class Landing:
     over."""
     own: int
     """Steps of this site."""
+    step_s: float
+    """Seconds between two numbers of steps in it, on average: the same at all ranks."""
     is_passed_over: bool = False
     """This site was."""
     is_followed: bool = False

@@ -189,12 +189,12 @@ class Delayed:
 
     # ---------------------------------------------------------------- state
 
-    def make_common(self, *, is_last: bool = False) -> bool:
+    def make_common(self, *, crosses: bool = True) -> bool:
         """Have the same state at all sites after this step, with what would still be under way.
 
         Waits for the gradient of this step to cross. All sites do so after the same steps.
         """
-        del is_last  # there is nothing to send then
+        del crosses  # there is nothing to send then
         self.after_end()
         self._wait_sent()
         if self._sent is not None:

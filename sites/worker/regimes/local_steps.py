@@ -283,18 +283,18 @@ class LocalSteps:
 
     # ---------------------------------------------------------------- state
 
-    def make_common(self, *, is_last: bool = False) -> bool:
+    def make_common(self, *, crosses: bool = True) -> bool:
         """Have the same state at all sites after this step, if a round has ended with it.
 
-        Averages the inner optimizer's moments over the sites, which do so after the same steps. The
-        last state has the moments of the site that writes it. There is none in a script that has
-        destroyed its process groups.
+        Averages the inner optimizer's moments over the sites, which do so after the same steps.
+        One for which nothing crosses has those of the site that writes it. There is none in a
+        script that has destroyed its process groups.
         """
         if self._common:
             return True
         if self._has_moved or not self._shards or not self._buckets.can_wait:
             return False
-        if not is_last:
+        if crosses:
             self._average_moments()
         self._note_common()
         return True

@@ -24,12 +24,12 @@ class RegimeLoop(OuterState, Protocol):
     def after_end(self) -> None:
         """Do what is due between two steps, once all have heard of the step."""
 
-    def make_common(self, *, is_last: bool = False) -> bool:
+    def make_common(self, *, crosses: bool = True) -> bool:
         """Have the same state at all sites after this step, for it is to be written.
 
         From all ranks of all sites after the same step, before `after_end`. Returns whether there
-        is such a state. `is_last`: the run is over for this site, and maybe not for others, so
-        nothing more is sent.
+        is such a state. Unless it `crosses`, nothing is sent: the run is over for this site, and
+        maybe not for others, or one of them is in the middle of a step.
         """
 
     def finish(self) -> None:

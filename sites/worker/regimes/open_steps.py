@@ -45,6 +45,8 @@ class OpenSteps(LocalSteps):
     """The latest step of the run that has ended, or with which a round has."""
     _spare: Mapping[str, torch.Tensor] | None = None
     """Receives parameters in rounds that the site is passed over in; None: there were none."""
+    _landed_s = 0.0
+    """When the latest round began to cross."""
     _num_passed = 0
     """How often the site was passed over, each time for a round or several."""
     _landing: Landing | None = None
@@ -78,7 +80,7 @@ class OpenSteps(LocalSteps):
         self._gives_numbers = gives_numbers
         self._tell = tell
         self._now_s = now_s
-        self._step_began_s = now_s()
+        self._step_began_s = self._landed_s = now_s()
         assert self._regime.min_steps is not None, "else rounds wait for all"
         self._rounds = OpenRounds(
             RoundClock(self._regime.sync_every, self._regime.min_steps),
@@ -160,12 +162,12 @@ class OpenSteps(LocalSteps):
         """Exchange what the site has come to, with the step that is its last one of the round."""
         self._reached, own = step - 1, self._rounds.num_steps
         self._note_step(step)
-        self._step = landing = self._next_landing()
+        self._step = self._next_landing()
         self._latest_tokens = max(self._tokens)
         with written(self._trained) as flats:
-            round_, taken = self._exchange(landing, self._latest_tokens, flats, own)
+            landing, round_ = self._exchange(self._latest_tokens, flats, own)
         self._end_round(round_)
-        return self._landed_with(landing, round_, taken, own=own)
+        return landing
 
     def _catch_up(self, step: int) -> Landing:
         """Go on from the next one of the rounds that the site was passed over in."""
@@ -198,37 +200,36 @@ class OpenSteps(LocalSteps):
         self._tokens = [0.0] * len(self._tokens)
         self._has_moved = False
 
-    def _landed_with(
+    def _exchange(
         self,
-        step: int,
-        round_: Round,
-        taken: Mapping[int, int],
-        *,
+        tokens: float,
+        flats: Mapping[str, torch.Tensor],
         own: int,
+        *,
         is_passed_over: bool = False,
-    ) -> Landing:
-        num_steps, self._reached = step - self._reached, step
-        return Landing(
+    ) -> tuple[Landing, Round]:
+        """Exchange, in the next round, what the site has come to in so many steps of its own."""
+        step, began_s = self._next_landing(), self._landed_s
+        num_steps = step - self._reached
+        rates = Rates(*self._regime.outer_rates(step, self._num_sites(num_steps - 1)))
+        for shard in self._shards:
+            shard.rates = rates
+        self._landed_s = self._now_s()
+        turnout = self._buckets.turnout_of(own, 0 if is_passed_over else self._landed_s - began_s)
+        round_ = self._buckets.exchange(tokens, flats, self._shards, self._since, turnout)
+        *present, seconds = (each * round_.weight for each in turnout.tolist())
+        taken = {site: round(steps) - 1 for site, steps in enumerate(present) if round(steps)}
+        self._reached = step
+        landing = Landing(
             step=step,
             num_steps=num_steps,
             round=round_.number,
             taken=taken,
             own=own,
+            step_s=seconds / max(1, sum(map(bool, taken.values()))) / self._regime.sync_every,
             is_passed_over=is_passed_over,
         )
-
-    def _exchange(
-        self, step: int, tokens: float, flats: Mapping[str, torch.Tensor], own: int
-    ) -> tuple[Round, dict[int, int]]:
-        """Exchange in the round that ends with a step; return how many each site has taken."""
-        num_sites = self._num_sites(step - 1 - self._reached)
-        rates = Rates(*self._regime.outer_rates(step, num_sites))
-        for shard in self._shards:
-            shard.rates = rates
-        turnout = self._buckets.turnout_of(own)
-        round_ = self._buckets.exchange(tokens, flats, self._shards, self._since, turnout)
-        present = [round(each * round_.weight) for each in turnout.tolist()]
-        return round_, {site: steps - 1 for site, steps in enumerate(present) if steps}
+        return landing, round_
 
     def _pass_over(self) -> PassedOver:
         """Contribute nothing to a round while training stalls. From a thread of `OpenRounds`."""
@@ -237,8 +238,6 @@ class OpenSteps(LocalSteps):
                 name: torch.zeros_like(local_of(each).detach()).reshape(-1)
                 for name, each in self._trained.items()
             }
-        step = self._next_landing()
-        round_, taken = self._exchange(step, 0.0, self._spare, 0)
-        landing = self._landed_with(step, round_, taken, own=0, is_passed_over=True)
+        landing, round_ = self._exchange(0.0, self._spare, 0, is_passed_over=True)
         self._missing_sites.end_step(num_steps=landing.num_steps, round_=round_.number)
         return PassedOver(landing, round_)

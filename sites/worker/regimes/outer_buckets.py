@@ -177,11 +177,14 @@ class OuterBuckets:
         wait(self._site_collectives.all_reduce(total))
         return total
 
-    def turnout_of(self, num_steps: int) -> torch.Tensor:
-        """Return numbers that tell how many steps the site has taken: for `exchange`."""
-        numbers = torch.zeros(self._num_sites, dtype=torch.float32, device=self._device)
+    def turnout_of(self, num_steps: int, round_s: float) -> torch.Tensor:
+        """Return what tells how many steps the site has taken, in how many seconds: to `exchange`.
+
+        A number for each site, and one in which the seconds add up.
+        """
+        numbers = torch.zeros(self._num_sites + 1, dtype=torch.float32, device=self._device)
         if dist.get_rank() == 0:
-            numbers[self._site] = 1.0 + num_steps
+            numbers[self._site], numbers[-1] = 1.0 + num_steps, round_s
         return numbers
 
     def site_sums(self, numbers: Sequence[float]) -> list[float]:

@@ -17,11 +17,10 @@ import math
 from collections import deque
 from statistics import median
 
+from isthmus.topology.spec.regime import LATE
+
 _SAMPLES = 9
 """Steps, and rounds, whose median counts."""
-_LATE = 0.25
-"""Share of its own step by which a site may end a round after the fastest one. With half of one it
-would end nearest to that, as often late as early; but others wait for who is late."""
 _GRACE = 1.5
 """The time that a step may take beside the longest one but one, before the site is passed over: a
 step that stood for long makes it no longer."""
@@ -89,7 +88,7 @@ class RoundClock:
             return False
         if self.has_ended or not self._rounds_s:
             return self.has_ended
-        return now_s + (1 - _LATE) * median(self._steps_s) > self._expected_end_s
+        return now_s + (1 - LATE) * median(self._steps_s) > self._expected_end_s
 
     @property
     def _expected_end_s(self) -> float:

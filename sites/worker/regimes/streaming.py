@@ -126,17 +126,17 @@ class Streaming(LocalSteps):
 
     # ---------------------------------------------------------------- state
 
-    def make_common(self, *, is_last: bool = False) -> bool:
+    def make_common(self, *, crosses: bool = True) -> bool:
         """Have all fragments cross, and parameters be the global ones: as `LocalSteps`.
 
-        The last state has the global parameters of what has crossed before.
+        Where nothing crosses any more, global parameters are of what has crossed before.
         """
         if self._common:
             return True
         if not self._shards or not self._buckets.can_wait:
             return False
         self._land()
-        if is_last:
+        if not crosses:
             with written(self._trained) as flats:
                 self._buckets.give_shards([each.parameters for each in self._shards], flats)
             self._has_moved = False

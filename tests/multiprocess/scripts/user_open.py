@@ -1,6 +1,7 @@
 """A user's own script in rounds that wait for nobody: sites of unlike speeds, of which one stands.
 
-Arguments: STEPS STANDS_AT UNTIL. Site b stands in step STANDS_AT until site a has taken UNTIL.
+Arguments: STEPS STANDS_AT UNTIL PROGRESS. Site b stands in step STANDS_AT until site a has taken
+UNTIL. PROGRESS is a folder that all sites see, for what each has used.
 """
 
 import json
@@ -18,7 +19,7 @@ import isthmus
 STEP_S = {"a": 0.02, "b": 0.03, "c": 0.05}
 LONGEST_S = 100.0
 
-steps, stands_at, until = map(int, sys.argv[1:])
+steps, stands_at, until = map(int, sys.argv[1:4])
 site = isthmus.join()
 torch.manual_seed(0)
 model = DistributedDataParallel(nn.Linear(8, 1))
@@ -28,7 +29,7 @@ inputs = torch.randn(20_000, 8)
 dataset = TensorDataset(torch.arange(len(inputs)), inputs, inputs.sum(dim=1, keepdim=True))
 sampler = site.sampler(dataset, global_batch=12)
 site.checkpoint(model, optimizer)
-progress = Path(site.run_folder).parent.parent / "progress"
+progress = Path(sys.argv[4])
 progress.mkdir(exist_ok=True)
 used = progress / f"{site.name}-{site.rank}.jsonl"
 has_stood = used.exists()
