@@ -222,7 +222,12 @@ def _rounds_of(regime: Regime) -> Rounds | None:
     """Return the rounds of a job's own regime; None: it exchanges gradients."""
     if not regime.is_local:
         return None
-    return Rounds(steps=regime.sync_every, fragments=regime.fragments, overlap_steps=regime.delay)
+    return Rounds(
+        steps=regime.sync_every,
+        fragments=regime.fragments,
+        overlap_steps=regime.delay,
+        min_steps=regime.min_steps,
+    )
 
 
 def _refuse_other_rounds(points: Sequence[Point], regime: Regime) -> None:

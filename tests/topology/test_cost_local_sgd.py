@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from isthmus.topology.cost.local_sgd import local_round
+from isthmus.topology.cost.local_sgd import local_round, open_round
+from isthmus.topology.spec.regime import regime_of
 
 
 def test_diloco_by_hand() -> None:
@@ -23,6 +24,19 @@ def test_streaming_by_hand() -> None:
     found = local_round(100, 0.5, 1.25, num_fragments=8, overlap_steps=2)
     assert found.exposed_s == pytest.approx(8 * 0.25)
     assert local_round(100, 0.5, 1.25, num_fragments=8, overlap_steps=3).utilisation == 1.0
+
+
+def test_a_round_that_waits_for_nobody_by_hand() -> None:
+    """The second site's sixth step ends 0.2 of one late; the third's second would, by 0.5."""
+    regime = regime_of("diloco", sync_every=10, min_steps=1)
+    found = open_round(regime, [1.0, 1.72, 6.0], [10, 10, 4], exchange_s=0.5)
+    assert found.round_s == pytest.approx(6 * 1.72 + 0.5)
+    assert found.steps == pytest.approx((10 * 10 + 6 * 10 + 1 * 4) / 24)
+    alike = open_round(regime, [1.0] * 3, [1] * 3, exchange_s=2.0)
+    assert (alike.steps, alike.round_s, alike.utilisation) == (10, 12.0, 10 / 12)
+    few = regime_of("diloco", sync_every=10, min_steps=2)
+    lost = open_round(few, [1.0, 1.72, 6.0], [10, 10, 4], exchange_s=0.5)
+    assert lost.steps == pytest.approx((10 * 10 + 6 * 10) / 24), "too few to count"
 
 
 GRID_STEP = 10 ** (4 / 49)

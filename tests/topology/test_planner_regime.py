@@ -14,6 +14,7 @@ from isthmus.topology.planner.loss_gaps import loss_gap
 from isthmus.topology.planner.plan import make_plan
 from isthmus.topology.planner.regime import rounds
 from isthmus.topology.spec.hashing import plan_hashes
+from isthmus.topology.spec.job import Placed
 from isthmus.topology.spec.regime import Regime, regime_of
 from isthmus.topology.text.yaml_document import read_with_overrides
 from tests.fakes.plannable import a_job, a_world
@@ -60,6 +61,24 @@ def test_expected_gaps_are_the_published_ones() -> None:
     assert loss_gap(regime_of("diloco", sync_every=10), 35e6, 2) == pytest.approx(0.007)
     assert loss_gap(regime_of("delayed"), 1e9, 2) < loss_gap(
         regime_of("delayed", look=False), 1e9, 2
+    )
+
+
+def test_a_plan_knows_rounds_that_wait_for_nobody() -> None:
+    """Where a placement has one site compute for twice as long, others wait for it or do not."""
+    world = a_world([4e7, 2e7], [(0, 1, 1e8, 0.001)])
+    placement = tuple(Placed(site=each.name, sequences=6) for each in world.sites)
+    job = dataclasses.replace(a_job(), placement=placement)
+    job = dataclasses.replace(job, trainer=dataclasses.replace(job.trainer, global_batch=12))
+    step_s = [
+        make_plan(dataclasses.replace(job, regime=regime), world)["predicted"]["step_s"]
+        for regime in (
+            regime_of("diloco", sync_every=30),
+            regime_of("diloco", sync_every=30, min_steps=5),
+        )
+    ]
+    assert step_s[1] == pytest.approx(step_s[0] * 2 / 3, rel=0.02), (
+        "of 3 speeds' worth, 3 and not 2"
     )
 
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from isthmus.topology.cost.local_sgd import local_round
+from isthmus.topology.cost.local_sgd import local_round, open_round
 from isthmus.topology.model.step_model import exchange_time_s
 from isthmus.topology.simulator.settings import (
     Outages,
@@ -25,6 +25,7 @@ from isthmus.topology.simulator.simulation import (
 )
 from isthmus.topology.spec.compute import num_parameters, step_compute_s
 from isthmus.topology.spec.job import Job, Placed
+from isthmus.topology.spec.regime import regime_of
 from isthmus.topology.spec.workload import Parallel
 from isthmus.topology.spec.world import Topology
 from tests.fakes.described import MODEL, described_job, sites_of_nodes
@@ -81,6 +82,36 @@ def test_streaming_is_that_of_the_closed_form(
     # Where a fragment is sent before the one before it is back, both are under way at once.
     at_once = bytes_per_s < 1e6 and overlap_steps * fragments == rounds.steps
     assert found_s >= (0.95 if at_once else 0.98) * wanted.step_s
+
+
+SPEEDS = [1.0, 0.7, 0.4]
+
+
+def test_rounds_that_wait_for_nobody_have_nearly_the_speed_of_all_sites() -> None:
+    topology = a_topology(3, bytes_per_s=1e9, rtt_s=0.001, speeds=SPEEDS)
+    job, all_wait = a_job(tree="gather", global_batch=72), Rounds(steps=30)
+    rounds = dataclasses.replace(all_wait, min_steps=2)
+    alone = simulate_alone(job, topology, in_rounds(rounds))
+    locked = efficiency(simulate(job, topology, in_rounds(all_wait)), alone)
+    assert locked == pytest.approx(3 * min(SPEEDS) / sum(SPEEDS), rel=0.02)
+    run = simulate(job, topology, in_rounds(rounds))
+    assert efficiency(run, alone) > 0.97
+    alone_s = [step_compute_s(job, topology, site) for site in topology.sites]
+    wanted = open_round(regime_of("diloco", sync_every=30, min_steps=2), alone_s, [1] * 3, 0.0)
+    assert settled_s(run, rounds) * 30 == pytest.approx(wanted.round_s, rel=0.02)
+    taken = [sum(not step[site].is_left_out for step in run.steps) for site in range(3)]
+    assert taken == [4 * 30, 4 * 21, 4 * 12]
+
+
+def test_where_speeds_vary_rounds_that_wait_for_nobody_lose_less() -> None:
+    topology = a_topology(4, bytes_per_s=1e9, rtt_s=0.001, speeds=[1.0, 0.9, 0.7, 0.6])
+    job, stragglers = a_job(tree="gather", global_batch=96), Stragglers("exponential", 0.2)
+    found = []
+    for rounds in (Rounds(steps=20), Rounds(steps=20, min_steps=2)):
+        settings = in_rounds(rounds, stragglers=stragglers)
+        alone = simulate_alone(job, topology, settings)
+        found.append(efficiency(simulate(job, topology, settings), alone))
+    assert found[0] < 0.8 < 0.9 < found[1]
 
 
 def test_a_step_is_the_sum_of_its_parts_and_those_that_send_tell_of_their_buckets() -> None:

@@ -9,22 +9,28 @@ applied tau steps later:
 DiLoCo itself is P = 1, tau = 0. A fragment occupies the WAN until the next is sent, so the exchange
 keeps up only where T_wan(N/P) <= (H/P) T plus what is exposed. Compute utilisation is H T over the
 round.
+
+In rounds that wait for nobody the fastest site takes H steps, and another one as many as end before
+that, or LATE of its step after it.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from isthmus.topology.spec.regime import Regime
+from isthmus.topology.spec.regime import LATE, Regime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """One round: H steps, and the exchange that belongs to them."""
 
-    steps: int
+    steps: float
+    """Steps of the whole batch; where sites take unlike many, as much as that."""
     compute_s: float
-    """Seconds of compute of all the round's steps."""
+    """Seconds of compute of all the round's steps; the mean of the sites."""
     exposed_s: float
     """Seconds that replicas wait for the WAN."""
 
@@ -87,3 +93,26 @@ def regime_round(regime: Regime, alone_s: float, exchange_s: float) -> Round:
     """Return the round of a local regime; arguments as of `regime_step_s`."""
     fragment_s = exchange_s / regime.fragments
     return local_round(regime.sync_every, alone_s, fragment_s, regime.fragments, regime.delay)
+
+
+def open_round(
+    regime: Regime, alone_s: Sequence[float], parts: Sequence[float], exchange_s: float
+) -> Round:
+    """Return a round that waits for nobody, in the long run.
+
+    Args:
+        regime: With `min_steps`.
+        alone_s: Of each site's step in which nothing crosses.
+        parts: Each site's part of the batch, in any unit.
+        exchange_s: Of an exchange that nothing hides.
+    """
+    fastest_s = regime.sync_every * min(alone_s)
+    taken = [min(regime.sync_every, math.floor(fastest_s / each + LATE + 1e-9)) for each in alone_s]
+    counted = [steps if steps >= (regime.min_steps or 0) else 0 for steps in taken]
+    ends_s = [steps * each for steps, each in zip(counted, alone_s, strict=True)]
+    compute_s = sum(ends_s) / len(ends_s)
+    return Round(
+        steps=sum(steps * part for steps, part in zip(counted, parts, strict=True)) / sum(parts),
+        compute_s=compute_s,
+        exposed_s=max(ends_s) + exchange_s - compute_s,
+    )

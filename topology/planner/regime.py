@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.topology.cost.local_sgd import regime_round, regime_step_s
+from isthmus.topology.cost.local_sgd import open_round, regime_round, regime_step_s
 from isthmus.topology.cost.memory import outer_optimizer_bytes
 from isthmus.topology.planner.choice import Choice, over_budget
 from isthmus.topology.planner.loss_gaps import loss_gap
@@ -55,16 +55,13 @@ class Candidate:
     regime: Regime
     timed: Timed
     step_s: float
-    """The mean seconds of a step, with its part of the exchange."""
+    """The mean seconds of a step of the whole batch, with its part of the exchange."""
+    utilisation: float
+    """Share of the time that is compute."""
     usd_per_step: float
     """In the mean: accelerators, and what crosses."""
     gap: float
     """Loss beyond that of `sync`, as a share of it: a prior."""
-
-    @property
-    def utilisation(self) -> float:
-        """Share of the time that is compute."""
-        return min(1.0, self.timed.alone_s / self.step_s)
 
     @property
     def what(self) -> str:
@@ -173,12 +170,20 @@ def _candidates(timed: Timed, most: int) -> Iterator[Candidate]:
 
 
 def _candidate(regime: Regime, timed: Timed) -> Candidate:
-    step_s, sync = regime_step_s(regime, timed.alone_s, timed.exchange_s), timed.choice
+    sync = timed.choice
+    if regime.is_open:
+        alone_s = [each.alone_s for each in sync.timings]
+        round_ = open_round(regime, alone_s, sync.sequences, timed.exchange_s)
+        step_s, utilisation = round_.step_s, round_.utilisation
+    else:
+        step_s = regime_step_s(regime, timed.alone_s, timed.exchange_s)
+        utilisation = min(1.0, timed.alone_s / step_s)
     egress_usd = max(0.0, sync.usd_per_step - timed.usd_per_s * sync.step_s)
     return Candidate(
         regime=regime,
         timed=timed,
         step_s=step_s,
+        utilisation=utilisation,
         usd_per_step=timed.usd_per_s * step_s + egress_usd / regime.sync_every,
         gap=loss_gap(regime, timed.parameters, len(sync.sites)),
     )

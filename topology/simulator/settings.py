@@ -126,6 +126,9 @@ class Rounds:
     """The number P of fragments, which have equal size."""
     overlap_steps: int = 0
     """Steps tau by which a result may be delayed."""
+    min_steps: int | None = None
+    """A round ends when the fastest site has taken its steps, and others count with so many; None:
+    it waits for all."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -157,6 +160,8 @@ class Rounds:
         if self.overlap_steps:
             plural = "s" if self.overlap_steps > 1 else ""
             words.append(f"each back {self.overlap_steps} step{plural} later")
+        if self.min_steps is not None:
+            words.append("which wait for nobody")
         return ", ".join(words)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import fmean
 
 from isthmus.topology.faults.script import TimedChange
 from isthmus.topology.simulator.engine import SimulationError
@@ -71,6 +72,11 @@ class SimulatedRun:
         steps = [step[site] for step in self.steps[skip:]]
         return math.fsum(each.end_s - each.begin_s for each in steps) / len(steps)
 
+    def tokens(self, site: int, skip: int = 0) -> float:
+        """Return a site's mean tokens of a step after the first `skip`: some are left out."""
+        steps = [step[site] for step in self.steps[skip:]]
+        return self.work.sites[site].tokens * fmean(not each.is_left_out for each in steps)
+
     @property
     def mean_step_s(self) -> float:
         """The mean seconds of a step over all sites and steps."""
@@ -118,9 +124,13 @@ def efficiency(run: SimulatedRun, alone: SimulatedRun, skip: int = 0) -> float:
 
     Computed over steps, so outages only affect `goodput`. The first `skip` steps do not count.
     """
-    tokens = [site.tokens for site in run.work.sites]
-    together = math.fsum(each / run.step_s(site, skip) for site, each in enumerate(tokens))
-    return together / math.fsum(each / alone.step_s(site, skip) for site, each in enumerate(tokens))
+    together, apart = (
+        math.fsum(
+            of.tokens(site, skip) / of.step_s(site, skip) for site in range(len(of.work.sites))
+        )
+        for of in (run, alone)
+    )
+    return together / apart
 
 
 def coding_s(work: StepWork) -> list[tuple[float, float]]:

@@ -11,7 +11,9 @@ before. These have to be back when its own first bucket is ready: one round is u
 `LocalTraining` exchanges parameters once a round. At the end of a step, once all collectives inside
 the site are done, the fragment that is due leaves, all of it at once. A step ends when its own work
 is done and the results that the next step needs are in place. The outer optimizer's step is left
-out.
+out. Where rounds wait for nobody, a site begins no step that is expected to end later than the
+fastest site's last one by more than LATE of it. It leaves numbers of steps out, which then take no
+time and have no tokens. Nobody is passed over.
 
 **Periodic steps.** Without stragglers a step depends only on the offsets at which sites began it,
 and on flows that earlier steps left on the links, at most two rounds back. So once two consecutive
@@ -34,6 +36,7 @@ from isthmus.topology.simulator.settings import Chance, Settings
 from isthmus.topology.simulator.step_work import StepWork
 from isthmus.topology.simulator.tree_exchange import ExchangeWork, StepExchange
 from isthmus.topology.simulator.wan_links import changing_network
+from isthmus.topology.spec.regime import LATE
 from isthmus.topology.spec.step_parts import Crossing, Interval, RoundTimes, StepParts, step_parts
 
 
@@ -101,6 +104,11 @@ class SiteStep:
     parts: StepParts
     buckets: tuple[BucketTimes, ...] | None
     """Times of the buckets that left in the step; None: not recorded."""
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether the site had no step of that number."""
+        return self.end_s == self.begin_s
 
     def later(self, shift_s: float) -> SiteStep:
         """Return these times, each some seconds later."""
@@ -478,6 +486,7 @@ class _Site:
         """Sent buckets by step, as far as an unreported step may have waited for them."""
         self.missing: dict[int, int] = {}
         """Number of buckets without a result, by step."""
+        self.round_began_s = 0.0
 
 
 class LocalTraining(_Simulated):
@@ -490,6 +499,7 @@ class LocalTraining(_Simulated):
         self._rounds, self._gather_s = work.rounds.rounds, work.rounds.gather_s
         self._due = work.rounds.due()
         self._sites = [_Site() for _ in work.sites]
+        self._alone_s = [site.alone_s(1.0, is_serial=False)[1] for site in work.sites]
         self._posted_s: dict[int, float] = {}
         """Seconds at which the latest site sent its buckets, by step."""
         self._num_back: dict[int, int] = {}
@@ -520,6 +530,8 @@ class LocalTraining(_Simulated):
         opened = state.opened
         assert opened is not None
         state.is_done = True
+        if self._rounds.min_steps is not None:
+            self._leave_out(site, opened)
         step = opened.step
         due = self._due.get(step % self._rounds.steps, ())
         if due:
@@ -530,6 +542,21 @@ class LocalTraining(_Simulated):
             for bucket in due:
                 exchange.post(site, bucket)
         self._end_if_it_can(site)
+
+    def _leave_out(self, site: int, opened: _Made) -> None:
+        """Have a step be the site's last one of its round, if the next one would end too late."""
+        now_s, began_s = self._engine.now_s, self._sites[site].round_began_s
+        taken = opened.step % self._rounds.steps + 1
+        late_s = now_s + (1 - LATE) * self._alone_s[site]
+        ends_s = began_s + self._rounds.steps * min(self._alone_s)
+        if taken < (self._rounds.min_steps or 0) or late_s <= ends_s:
+            return
+        last = opened.step + self._rounds.steps - taken
+        at_s = opened.begin_s
+        for number in range(opened.step, last):
+            none = SiteStep(at_s, at_s, at_s, parts_of(at_s, at_s, at_s, ()), None)
+            self._keep_ended(number, site, none)
+        opened.step = last
 
     def _reduced(self, step: int, site: int, bucket: int) -> None:
         """Gather a result inside the site; results come in any order."""
@@ -565,6 +592,8 @@ class LocalTraining(_Simulated):
         opened.end_s = self._engine.now_s
         state.closed.append(opened)
         state.opened = None
+        if (opened.step + 1) % self._rounds.steps == 0:
+            state.round_began_s = self._engine.now_s
         self._begin(site, opened.step + 1)
         self._tell(site)
 

@@ -43,6 +43,10 @@ DELAY = 2
 (2501.18512, figure 8)."""
 ALPHA = 0.5
 """Default share of the local value that stays at a landing (2501.18512)."""
+LATE = 0.25
+"""Where rounds wait for nobody: the share of its own step by which a site may end a round after the
+fastest one. With half of one it would end nearest to that, as often late as early; but others wait
+for who is late."""
 MOMENTUM = 0.9
 """Default outer momentum (2311.08105)."""
 

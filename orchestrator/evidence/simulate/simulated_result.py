@@ -97,8 +97,8 @@ def predicted(
 ) -> Predicted | None:
     """Return what the closed form says of a run whose mean step was simulated to be `step_s`.
 
-    None where there is none: results that come later than the next fragment leaves, and steps that
-    apply the gradients of the step before.
+    None where there is none: results that come later than the next fragment leaves, rounds that
+    wait for nobody, and steps that apply the gradients of the step before.
 
     `alone` is the run of sites that exchange nothing.
     """
@@ -118,7 +118,7 @@ def predicted(
 def _of_rounds(
     pair: Pair, run: SimulatedRun, alone: SimulatedRun, rounds: Rounds, step_s: float
 ) -> Predicted | None:
-    if rounds.overlap_steps * rounds.fragments > rounds.steps:
+    if rounds.overlap_steps * rounds.fragments > rounds.steps or rounds.min_steps is not None:
         return None
     each_s = [site.alone_s(1.0, is_serial=False)[1] for site in alone.work.sites]
     compute_s, fragment_s = max(each_s), _fragment_s(pair, run, rounds)

@@ -183,7 +183,7 @@ class _Maker:
         parts, sent = each.parts, self._sent(number)
         values = {
             metrics.TOKENS: self._tokens,
-            metrics.SITE_TOKENS: work.tokens,
+            metrics.SITE_TOKENS: 0.0 if each.is_left_out else work.tokens,
             metrics.STEP_S: each.end_s - each.begin_s,
             metrics.COMPUTE_S: parts.compute_s,
             metrics.INTRA_S: parts.intra_s,
