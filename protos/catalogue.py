@@ -230,8 +230,15 @@ _ENTRIES = (
         ExitCode.JOB_FAILED,
     ),
     Entry(
+        "NODE_FAULTY",
+        "A training process ended for a fault of its machine: a device, its memory, or a disk.",
+        "Test that machine (`isthmus doctor TOPOLOGY --burn-in 60s`), and mend or replace it. A site "
+        "that stays out for it comes back by `isthmus sites add`: docs/failures.md.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
         "RANK_EXITED",
-        "A training process ended for a fault of its machine, or of the network inside its site.",
+        "A training process ended for an outage of its machine, or of the network inside its site.",
         "Read its log, and check that machine.",
         ExitCode.JOB_FAILED,
     ),

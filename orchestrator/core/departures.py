@@ -10,7 +10,7 @@ from isthmus.orchestrator.core.failures import FailureReports
 from isthmus.orchestrator.core.first_failure import first_failure
 from isthmus.orchestrator.core.known_run import KnownRun
 from isthmus.orchestrator.core.members import Absence, Member, Stage, Standing
-from isthmus.orchestrator.core.policy import early_end_problem, waits_for_operator
+from isthmus.orchestrator.core.policy import early_end_problem
 from isthmus.orchestrator.core.rank_reports import RankReports
 from isthmus.orchestrator.core.returns import Returns
 from isthmus.orchestrator.core.run_events import Action, RecordEvent
@@ -115,8 +115,6 @@ class Departures:
         note = f"the run continues without site {site.name}: {why}"
         if self._rules.max_restarts and self._returns.problem:
             note += f"; {self._returns.problem}"
-        elif waits_for_operator(site):
-            note += f"; `isthmus sites add {site.name}` starts it again, once it computes rightly"
         if site.is_dropped:
             note = f"site {site.name} was dropped, and the run continues without it"
             note += f": {site.why_dropped}" if site.why_dropped != DROPPED else ""

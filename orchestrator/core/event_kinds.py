@@ -135,6 +135,9 @@ class EventKind(StrEnum):
         "site.device_differs", "site {site} computes on another device than the topology says",
         NOTE,
     )
+    NODE_KEPT_OUT = (
+        "node.kept_out", "node {node} of site {site} is at fault, and its site is kept out", NOTE
+    )
     SITE_TROUBLE = "site.trouble", "site {site} reported a problem", NOTE
     SITE_RESUMED = "site.resumed", "site {site} has begun round {round} of epoch {epoch}"
     SITE_DONE = "site.done", "site {site} has finished the job and waits for the others"

@@ -49,6 +49,7 @@ class Failures:
         if detail.get("is_loss", self.is_going_on and self.progress.may_lose):
             if site := self.members.get(failure.reported_by or failure.site):
                 site.losses.append(failure)
+                site.add_fault(failure)
         else:
             self.ending.fail(failure, at_s, is_last=bool(detail.get("is_last")))
 

@@ -37,6 +37,7 @@ _PRIORITY = {
             ("NODE_LOST",),
             (
                 "SCRIPT_FAILED",
+                "NODE_FAULTY",
                 "RANK_EXITED",
                 "RANK_KILLED",
                 "LAUNCH_FAILED",

@@ -414,8 +414,12 @@ class JournaledRun:
             case EventKind.RUN_ROLLED_BACK:
                 site.stage, self.is_rolling_back = Stage.LOST, True
                 site.restarts.at_s.append(at_s)
+            case EventKind.NODE_KEPT_OUT:
+                site.kept_out = str(detail["note"])
             case EventKind.SITE_ENDED:
                 site.stage = Stage.ENDED
+                if "fault" in detail:
+                    site.add_fault(Failure.from_json(detail["fault"]))
                 site.become_outside_again()
                 site.is_successful = bool(detail["succeeded"])
                 if not site.is_successful:
@@ -426,7 +430,8 @@ class JournaledRun:
             case EventKind.SITE_DROP_REQUESTED:
                 site.wish, site.why_dropped = Wish.OUT, str(detail["message"])
             case EventKind.SITE_ADD_REQUESTED:
-                site.wish = Wish.IN
+                site.wish, site.kept_out = Wish.IN, ""
+                site.faults.clear()
             case EventKind.SITE_DROP_REFUSED:
                 site.wish = Wish.NONE
             case EventKind.SITE_RETURNED:

@@ -22,6 +22,12 @@ RETURNS_WITHIN_S = 3600.0
 """Within this long a site is started again `failure.max_restarts` times at most."""
 
 
+NODE_FAULTY, GRADIENTS_DIFFER = "NODE_FAULTY", "GRADIENTS_DIFFER"
+NODE_FAULTS = frozenset({NODE_FAULTY, GRADIENTS_DIFFER})
+"""Failures for which a machine is to blame: its devices or disks. GRADIENTS_DIFFER: it computes
+wrongly, and nothing of it is to be averaged again before somebody has looked."""
+
+
 class Stage(Enum):
     """How far the processes of a run have got at a site."""
 
@@ -75,6 +81,8 @@ class Restarts:
     at_s: list[float] = field(default_factory=list)
     num_vain: int = 0
     """How many of the latest have not had it take part yet."""
+    num: int = 0
+    """How many there were at all."""
 
     def lately(self, now_s: float) -> list[float]:
         """Return those that still count."""
@@ -89,6 +97,7 @@ class Restarts:
         """Note one more."""
         self.at_s = [*self.lately(now_s), now_s]
         self.num_vain += 1
+        self.num += 1
 
 
 class Absence(Enum):
@@ -162,6 +171,11 @@ class Member:
     """Nothing is left of it, for it is done with the job."""
     losses: list[Failure] = field(default_factory=list)
     """What befell it while the run could go on without it."""
+    faults: dict[tuple[int, int], Failure] = field(default_factory=dict)
+    """What was a machine's fault since an operator last had the site started: by the number of the
+    node, and how often the site had been started again; of each start the first."""
+    kept_out: str = ""
+    """Which node is at fault so often that the site stays out, and what to do."""
     why_out: str = ""
     """Why the run continues without it."""
     restarts: Restarts = field(default_factory=Restarts)
@@ -245,6 +259,11 @@ class Member:
             self.standing = Standing.OUTSIDE
 
     # ------------------------------------------------------------ its processes
+
+    def add_fault(self, failure: Failure) -> None:
+        """Note what ended a rank, if that was its machine's fault."""
+        if failure.code in NODE_FAULTS and not failure.is_collateral:
+            self.faults.setdefault((failure.node, self.restarts.num), failure)
 
     def lose(self, why: str, stage: Stage = Stage.LOST) -> None:
         """None of its processes is left, or nobody who could say so; the first reason stays."""

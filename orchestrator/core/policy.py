@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from isthmus.orchestrator.core.members import Member, Stage, Wish
-from isthmus.orchestrator.core.run_end import GRADIENTS_DIFFER, LOSES_SITE, SCRIPT_FAILED
+from isthmus.orchestrator.core.members import GRADIENTS_DIFFER, Member, Stage, Wish
+from isthmus.orchestrator.core.run_end import LOSES_SITE, SCRIPT_FAILED
+from isthmus.protos.failure import Failure
 from isthmus.topology.spec.world import Detection
+
+FAULTS = 2
+"""So often one node may be at fault before its site is started again by an operator alone: a new
+start may be all that it takes once."""
 
 
 def losable_failures(rules: Detection, *, drops_corrupt: bool) -> frozenset[str]:
@@ -20,8 +25,18 @@ def losable_failures(rules: Detection, *, drops_corrupt: bool) -> frozenset[str]
 
 def waits_for_operator(site: Member) -> bool:
     """Whether a site is started again by `isthmus sites add` alone."""
-    computes_wrongly = any(each.code == GRADIENTS_DIFFER for each in site.losses)
-    return site.is_dropped or site.is_new or site.has_ended_early or computes_wrongly
+    return site.is_dropped or site.is_new or site.has_ended_early or bool(faults_of_node(site))
+
+
+def faults_of_node(site: Member) -> list[Failure]:
+    """Return the faults of a node for which its site is kept out; none: there is no such node."""
+    by_node: dict[int, list[Failure]] = {}
+    for (node, _), fault in site.faults.items():
+        by_node.setdefault(node, []).append(fault)
+    for faults in by_node.values():
+        if len(faults) >= FAULTS or any(each.code == GRADIENTS_DIFFER for each in faults):
+            return faults
+    return []
 
 
 def may_restart(site: Member, rules: Detection, now_s: float) -> bool:

@@ -10,6 +10,7 @@ from isthmus.orchestrator.core.forming import Forming
 from isthmus.orchestrator.core.known_run import KnownRun
 from isthmus.orchestrator.core.members import Member, Stage, Standing
 from isthmus.orchestrator.core.policy import (
+    faults_of_node,
     is_restart_due,
     may_restart,
     next_restart_s,
@@ -17,6 +18,7 @@ from isthmus.orchestrator.core.policy import (
 )
 from isthmus.orchestrator.core.rank_reports import NO_STATE
 from isthmus.orchestrator.core.run_events import Action, RecordEvent
+from isthmus.protos.failure import Failure
 
 
 class Returns:
@@ -82,6 +84,31 @@ class Returns:
             )
         next_s = max(0.0, next_restart_s(site, rules) - now_s)
         return f"{note}; it is started again in {next_s:.0f} s"
+
+    def keep_out(self) -> Iterator[Action]:
+        """Say once of each site that stays out for one of its nodes what is to be done."""
+        for site in self._members.values():
+            faults = faults_of_node(site)
+            if faults and site.is_outside and not site.kept_out:
+                node, number = faults[-1].node, len(faults)
+                detail = {"node": node, "note": self._kept_out_note(site, node, faults[-1], number)}
+                yield RecordEvent(EventKind.NODE_KEPT_OUT, site.name, detail)
+
+    def _kept_out_note(self, site: Member, node: int, fault: Failure, number: int) -> str:
+        which = f"node {node} of site {site.name}" if node >= 0 else f"site {site.name}"
+        often = "its machine was at fault twice, last: " if number > 1 else ""
+        num_nodes = self._topology.site(site.name).nodes
+        others = (
+            f", or go on with the site's other nodes: cancel, set `nodes: {num_nodes - 1}` for it, "
+            "and `isthmus launch --resume`"
+            if num_nodes > 1
+            else ""
+        )
+        return (
+            f"{which} is kept out: {often}{fault.reason}; test it with `isthmus doctor TOPOLOGY "
+            f"--burn-in 60s`, mend or replace it, and `isthmus sites add {site.name}` starts the "
+            f"site again{others}"
+        )
 
     # ------------------------------------------------------------ how they do
 

@@ -404,6 +404,7 @@ class Run:
         yield from self._note_first_step()
         if self.is_going_on:
             yield from self._departures.see_off(now_s)
+            yield from self._returns.keep_out()
         yield from self._bring_back(now_s)
         yield from self._release_if_done()
         yield from self._stop_if_due(now_s)

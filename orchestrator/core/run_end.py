@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from isthmus.orchestrator.core.first_failure import first_failure
-from isthmus.orchestrator.core.members import Member
+from isthmus.orchestrator.core.members import NODE_FAULTY, Member
 from isthmus.orchestrator.core.run_events import RunState
 from isthmus.protos.failure import Failure
 
@@ -18,6 +18,7 @@ LOSES_SITE = frozenset(
         "RANK_LOST",
         "GATEWAY_EXITED",
         "NODE_LOST",
+        NODE_FAULTY,
         "SITE_LOST",
         "LAUNCH_FAILED",
         "CANNOT_TRAIN",
@@ -27,9 +28,6 @@ LOSES_SITE = frozenset(
     }
 )
 """Failures that an active run can survive: they befall one site. Others break promises to all."""
-GRADIENTS_DIFFER = "GRADIENTS_DIFFER"
-"""Befalls one site, too, and its gradients are not to be averaged again before somebody has looked.
-"""
 SCRIPT_FAILED = "SCRIPT_FAILED"
 """Befalls one site, too, but is no outage: the script does it again wherever it is started."""
 

@@ -15,7 +15,14 @@ from isthmus.orchestrator.core.failures import FailureReports
 from isthmus.orchestrator.core.first_failure import first_failure
 from isthmus.orchestrator.core.forming import Forming
 from isthmus.orchestrator.core.known_run import KnownRun
-from isthmus.orchestrator.core.members import GONE, Absence, Member, Stage, Standing
+from isthmus.orchestrator.core.members import (
+    GONE,
+    NODE_FAULTS,
+    Absence,
+    Member,
+    Stage,
+    Standing,
+)
 from isthmus.orchestrator.core.policy import may_restart
 from isthmus.orchestrator.core.returns import Returns
 from isthmus.orchestrator.core.run_events import Action, RecordEvent, RunState
@@ -190,6 +197,8 @@ class SiteEvents:
             # No failure of the run: what else would say why it did not come back?
             first = first_failure(event.failures)
             detail["message"] = first.message
+            if first.code in NODE_FAULTS:
+                detail["fault"] = first.to_json()
             if site.is_returning:
                 detail["note"] = self._returns.note_in_vain(
                     site, first.reason, now_s, brings_back=brings_back

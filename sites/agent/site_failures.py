@@ -13,7 +13,9 @@ SIMULTANEOUS_S = 0.25
 
 _LOST_A_RANK = re.compile(r"RankLostError|Connection (closed|reset) by peer|Broken pipe|ncclRemote")
 """Messages of a rank that ended because another rank of its site had gone."""
-_EXITS = frozenset({"SCRIPT_FAILED", "RANK_EXITED", "RANK_KILLED", "GATEWAY_EXITED", "NODE_LOST"})
+_EXITS = frozenset(
+    {"SCRIPT_FAILED", "RANK_EXITED", "NODE_FAULTY", "RANK_KILLED", "GATEWAY_EXITED", "NODE_LOST"}
+)
 """Codes of failures that are ends of processes of this site, even with status 0."""
 
 

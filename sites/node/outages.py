@@ -1,4 +1,4 @@
-"""Decides whether an exception that ended a rank is the script's fault or an outage.
+"""Decides whether an exception that ended a rank is the script's fault, or an outage, and of what.
 
 A script's own error recurs wherever it is started, so it ends the run. An outage (a broken device,
 a full disk, a reset connection) concerns one site, and may be over when that site is started again.
@@ -12,10 +12,16 @@ import re
 from collections.abc import Iterator
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 
+_OF_DISKS = frozenset(
+    {
+        *(errno.EDQUOT, errno.EIO, errno.ENODEV, errno.ENOSPC, errno.ENXIO, errno.EREMOTEIO),
+        errno.EROFS,
+    }
+)
+"""Errors of disks and devices, which a new start on the same machine does not mend."""
 _OF_MACHINE = frozenset(
     {
-        *(errno.EDQUOT, errno.EIO, errno.ENODEV, errno.ENOSPC, errno.ENXIO, errno.EROFS),
-        *(errno.ESTALE, errno.ENOMEM, errno.ENFILE, errno.EREMOTEIO, errno.EHOSTDOWN),
+        *(*_OF_DISKS, errno.ESTALE, errno.ENOMEM, errno.ENFILE, errno.EHOSTDOWN),
         *(errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH),
         *(errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH, errno.EPIPE, errno.ETIMEDOUT),
     }
@@ -36,6 +42,10 @@ _TEXTS_OF_MACHINE = re.compile(
     """,
     re.VERBOSE,
 )
+_TEXTS_OF_DEVICES = re.compile(
+    r"CUDA error: (uncorrectable|hardware|no CUDA-capable)|GPU is lost|fallen off the bus|\bXid\b"
+)
+"""A device, or its memory, is broken."""
 _STATUSES_OF_SIGNALS = frozenset(128 + each for each in (SIGHUP, SIGINT, SIGKILL, SIGTERM))
 """Exit statuses of scripts that caught a signal, by shell convention."""
 
@@ -46,6 +56,16 @@ def is_outage(error: BaseException) -> bool:
     Running out of memory, on a device or the host, counts as the script's fault.
     """
     return any(_is_of_machine(each) for each in causes(error))
+
+
+def is_node_fault(error: BaseException) -> bool:
+    """Whether a disk or a device of this machine is at fault: an outage that is likely to last."""
+    return any(
+        each.errno in _OF_DISKS
+        if isinstance(each, OSError)
+        else isinstance(each, RuntimeError) and bool(_TEXTS_OF_DEVICES.search(str(each)))
+        for each in causes(error)
+    )
 
 
 def is_signal_status(exit_code: int) -> bool:

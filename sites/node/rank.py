@@ -29,9 +29,10 @@ from isthmus.protos.errors import (
 )
 from isthmus.protos.failure import reason_of
 from isthmus.sites.leash import die_with_parent
-from isthmus.sites.node.outages import causes, is_outage, is_signal_status
+from isthmus.sites.node.outages import causes, is_node_fault, is_outage, is_signal_status
 from isthmus.sites.node.rank_failures import (
     COLLATERAL_EXIT_CODE,
+    FAULTY_EXIT_CODE,
     last_words,
     write_error_file,
     write_pid_file,
@@ -99,7 +100,8 @@ def _exit(error: SystemExit) -> None:
 def _fail(error: BaseException) -> None:
     """Write error.json, print the traceback, and end."""
     text = "".join(traceback.format_exception(error))
-    status = COLLATERAL_EXIT_CODE if _exchange_error(error) else 1
+    status = FAULTY_EXIT_CODE if is_node_fault(error) else 1
+    status = COLLATERAL_EXIT_CODE if _exchange_error(error) else status
     _write_error(error, status, text)
     with contextlib.suppress(OSError):
         sys.stderr.write(text)

@@ -23,6 +23,9 @@ from isthmus.topology.spec.json_lines import Kinds
 
 COLLATERAL_EXIT_CODE = 75
 """A rank's exit status when the exchange failed under it: EX_TEMPFAIL, not the script's fault."""
+FAULTY_EXIT_CODE = 74
+"""A rank's exit status when its machine is at fault: EX_IOERR. On a full disk nothing else says so.
+"""
 LAST_BYTES = 4096
 """Bytes at the end of a rank's stderr that are searched for its last line."""
 PID_FILE = "pid"
@@ -74,6 +77,7 @@ def describe_failure(folder: Path, *, rank: int, exit_code: int, at_s: float) ->
     is_collateral = bool(said.get("collateral", False)) or exit_code == COLLATERAL_EXIT_CODE
     is_scripts = not (is_collateral or said.get("outage", False))
     code = "RANK_KILLED" if exit_code < 0 else "SCRIPT_FAILED" if is_scripts else "RANK_EXITED"
+    code = "NODE_FAULTY" if exit_code == FAULTY_EXIT_CODE else code
     if said.get("code") in CATALOGUE:
         code = str(said["code"])  # which says more than how the rank ended
     return Failure(

@@ -13,10 +13,8 @@ from tests.multiprocess.harness import (
     Bench,
     job_yaml,
     kill,
-    metrics_of,
     topology_yaml,
 )
-from tests.multiprocess.test_coordinator_restart import Deployment
 from tests.multiprocess.test_local_regimes import values_of
 from tests.multiprocess.test_lost_site import is_training, victim
 
@@ -127,39 +125,3 @@ def test_a_site_is_lost_while_another_stands_and_comes_back_later(run: Bench) ->
     assert "site.returned" in [each["kind"] for each in events]
     check_samples(run, "ab")
     run.wait_for_nothing_left(15.0)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.timeout(300)
-def test_a_coordinator_is_killed_in_a_round_and_another_run_goes_on(run: Bench) -> None:
-    """From a checkpoint in which the site that stood has no part. No sample is used twice."""
-    steps, stands_at, until = 25 * SYNC_EVERY, 3 * SYNC_EVERY + 3, 18 * SYNC_EVERY
-    progress, other = run.folder / "progress", run.folder / "other"
-    keys = ", ".join(each.removeprefix("regime.").replace("=", ": ") for each in SETTINGS[1::2])
-    more = script_of(run, "progress", steps, stands_at, until)
-    more += f"regime: {{{keys}}}\ncheckpoint: {{every: 2s, keep: 99, to: {run.folder}/stored}}\n"
-    deployed = Deployment(run, steps=1, more=more)
-
-    def has_passed_over() -> bool:
-        reached = progress / "a"
-        return reached.exists() and int(reached.read_text()) >= stands_at + 2 * SYNC_EVERY
-
-    run.wait_for("rounds without site b", has_passed_over, 100)
-    deployed.kill()
-    deployed.start(deployed.address)
-    done = deployed.isthmus("wait", "one", "--timeout", "100s")
-    assert done.code == 0, f"{done.out}\n{done.err}\n{run.logs()}"
-    before = metrics_of(deployed.state / "runs" / "one")
-
-    first, place = min(stored_without_b(run).items())
-    words = [steps, steps, steps, str(other)]
-    settings = [f"arguments={words}", f"checkpoint.resume={place}"]
-    sets = [word for each in settings for word in ("--set", each)]
-    run.isthmus("launch", str(run.folder / "job.yaml"), "--run-id", "two", *sets).check()
-    used = []
-    for site in "ab":
-        counted = counted_in(before, site).items()
-        until_then = {step: taken for step, taken in counted if step <= first}
-        used += samples_of(progress, until_then, site)
-        used += samples_of(other, counted_in(run.metrics("two"), site), site)
-    assert len(set(used)) == len(used), "twice"

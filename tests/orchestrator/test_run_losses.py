@@ -79,11 +79,34 @@ def test_where_its_site_is_dropped_only_an_operator_starts_it_again(after: str) 
     world.wait(3600.0)
     assert "site.returning" not in [each.kind for each in recorded_events(world)]
     notes = [str(each.detail.get("note", "")) for each in recorded_events(world)]
-    said = "`isthmus sites add b` starts it again, once it computes rightly"
-    assert after == "site.lost" or any(said in each for each in notes)
+    assert any("`isthmus sites add b` starts the site again" in each for each in notes)
     world.tell(run_events.SiteEnded("b", succeeded=False), run_events.AddRequested("b"))
     world.wait(1.0)
     assert [each.kind for each in recorded_events(world)].count(EventKind.SITE_RETURNING) == 1
+
+
+def test_a_node_that_is_at_fault_twice_is_kept_out_until_an_operator_adds_its_site() -> None:
+    world = World(3, needs_all=False, may_return=True)
+    world.activate()
+    world.tell(run_events.StateOffered("a"))
+    for start in (0, 1):
+        fail(world, "NODE_FAULTY")
+        world.wait(1.0)
+        kinds = [each.kind for each in recorded_events(world)]
+        assert kinds.count(EventKind.SITE_RETURNING) == 1, start
+        assert kinds.count(EventKind.NODE_KEPT_OUT) == start
+    [note] = [
+        str(each.detail["note"])
+        for each in recorded_events(world)
+        if each.kind == EventKind.NODE_KEPT_OUT
+    ]
+    world.wait(7200.0)
+    said = "site b is kept out: its machine was at fault twice, last: NODE_FAULTY at site b"
+    assert note.startswith(said), note
+    assert "isthmus doctor TOPOLOGY --burn-in 60s" in note
+    world.tell(run_events.AddRequested("b"))
+    world.wait(1.0)
+    assert [each.kind for each in recorded_events(world)].count(EventKind.SITE_RETURNING) == 2
 
 
 @pytest.mark.parametrize("code", ["RANK_KILLED", "RANK_EXITED", "GATEWAY_EXITED", "NODE_LOST"])

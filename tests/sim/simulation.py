@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from isthmus.orchestrator.core.run_end import GRADIENTS_DIFFER, LOSES_SITE, SCRIPT_FAILED
+from isthmus.orchestrator.core.members import GRADIENTS_DIFFER, NODE_FAULTS, NODE_FAULTY
+from isthmus.orchestrator.core.policy import FAULTS
+from isthmus.orchestrator.core.run_end import LOSES_SITE, SCRIPT_FAILED
 from isthmus.orchestrator.core.run_events import (
     CancelRequested,
     EpochEntered,
@@ -62,6 +64,8 @@ MUTANTS = (
 _OF_SITES = LOSES_SITE | {GRADIENTS_DIFFER}
 WRONG = 0.25
 """Part of the sites' ends that are those of a rank which computes wrongly."""
+FAULTY = 0.75
+"""Part of them that are for a fault of the machine."""
 FAULTS_S = 60.0
 """Faults come within this; then everything that was cut is mended."""
 EARLY = 0.1
@@ -203,8 +207,11 @@ class Simulation:
         self._took_part = {*begin_with}
         """Sites that have not only followed."""
         self._wrong = random.Random(f"gradients {seed}")
+        self._num_starts: Counter[str] = Counter()
+        self._faults: defaultdict[str, set[int]] = defaultdict(set)
+        """In which of its starts a site's machine was at fault, since an operator last added it."""
         self._condemned: set[str] = set()
-        """Sites that have computed wrongly, and wait for an operator."""
+        """Sites whose machine is at fault too often, and that wait for an operator."""
         self._unwanted: set[str] = set()
         """Those that an operator has dropped."""
         self._is_cancelled = False
@@ -503,14 +510,20 @@ class Simulation:
             case "site.ended_early":
                 self.counts["ended early"] += 1
                 self._have_ended_early.add(record.site)
-            case "failure.reported" if record.detail["code"] == GRADIENTS_DIFFER:
-                if record.detail["is_loss"]:
-                    self._condemned.add(record.site)
+            case "failure.reported" if record.detail["is_loss"]:
+                self._note_fault(record.site, record.detail)
+            case "site.ended" if "fault" in record.detail:
+                fault: Any = record.detail["fault"]
+                self._note_fault(record.site, fault)
+            case "node.kept_out":
+                self.counts["kept out"] += 1
+                self.counts["at fault twice"] += len(self._faults[record.site]) >= FAULTS
+                if record.site not in self._condemned:
+                    raise BrokenPromiseError(f"{record.site} is kept out for nothing")
             case "site.returning":
                 if record.site in self._condemned:
-                    raise BrokenPromiseError(
-                        f"{record.site} computes wrongly, and is started again"
-                    )
+                    raise BrokenPromiseError(f"{record.site} is at fault, and is started again")
+                self._num_starts[record.site] += 1
                 self._have_ended_early.discard(record.site)
             case "site.returned":
                 self._took_part.add(record.site)
@@ -521,6 +534,15 @@ class Simulation:
                 self._unwanted.discard(record.site)
                 if record.kind == "site.add_requested":
                     self._condemned.discard(record.site)
+                    self._faults[record.site].clear()
+
+    def _note_fault(self, site: str, failure: Mapping[str, Any]) -> None:
+        """Note a failure that was the machine's fault: only so many may be."""
+        code = failure["code"]
+        if code in NODE_FAULTS and not failure.get("collateral", False):
+            self._faults[site].add(self._num_starts[site])
+            if code == GRADIENTS_DIFFER or len(self._faults[site]) >= FAULTS:
+                self._condemned.add(site)
 
     def _check_one_past(self, epoch: int, members: tuple[str, ...]) -> None:
         """Members that go on together have had the same results, as far as they can be compared."""
@@ -712,9 +734,12 @@ class Simulation:
         if what in {"gateway", "script"}:
             site.is_alive = False
             code = SCRIPT_FAILED if what == "script" else "GATEWAY_EXITED"
-            if what == "gateway" and self._wrong.random() < WRONG:
+            drawn = self._wrong.random() if what == "gateway" else 1.0
+            if drawn < WRONG:
                 code = GRADIENTS_DIFFER  # a rank of it ends, and the site with it
                 self.counts["computed wrongly"] += 1
+            elif drawn < WRONG + FAULTY:
+                code = NODE_FAULTY
             agent.end(succeeded=False, within_s=0.5, failure=code)
         else:
             agent.die()

@@ -28,6 +28,7 @@ EVERYTHING = (
         "done with losses",
         "script failed",
         "computed wrongly",
+        "kept out",
         "no first step",
     ),
     "ended early",

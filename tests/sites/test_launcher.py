@@ -16,6 +16,7 @@ from isthmus.sites.agent.site_processes import reserved_port
 from isthmus.sites.node.launcher import Watch
 from isthmus.sites.node.rank_failures import (
     COLLATERAL_EXIT_CODE,
+    FAULTY_EXIT_CODE,
     LAUNCHER_LINES,
     PID_FILE,
     RankFailed,
@@ -190,7 +191,7 @@ def write_script(folder: Path) -> Path:
         ("text", "SCRIPT_FAILED", 1, False, "a reason"),
         ("raise", "SCRIPT_FAILED", 1, False, "ValueError: two lines"),
         ("caught", "SCRIPT_FAILED", 3, False, "ValueError: a bug"),
-        ("disk", "RANK_EXITED", 1, False, "RuntimeError: not saved"),
+        ("disk", "NODE_FAULTY", FAULTY_EXIT_CODE, False, "RuntimeError: not saved"),
         ("handler", "RANK_EXITED", 143, False, ""),
         ("kill", "RANK_KILLED", -9, False, ""),
         ("term", "RANK_KILLED", -15, False, ""),

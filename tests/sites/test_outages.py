@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from isthmus.sites.node.outages import is_outage, is_signal_status
+from isthmus.sites.node.outages import is_node_fault, is_outage, is_signal_status
 
 
 def caused(outer: BaseException, inner: BaseException) -> BaseException:
@@ -62,6 +62,26 @@ def test_what_a_machine_or_a_network_does_is_an_outage(error: BaseException) -> 
 )
 def test_what_a_script_does_again_wherever_it_runs_is_its_own(error: BaseException) -> None:
     assert not is_outage(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_fault"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (caused(ValueError("cannot save"), OSError(errno.EROFS, "Read-only file system")), True),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors"), True),
+        (RuntimeError("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."), True),
+        (OSError(errno.ESTALE, "Stale file handle"), False),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), False),
+        (dist.DistBackendError("NCCL error in: x.cpp:77, unhandled system error"), False),
+        (RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), False),
+    ],
+    ids=repr,
+)
+def test_what_a_new_start_on_the_same_machine_does_not_mend(
+    error: BaseException, *, is_fault: bool
+) -> None:
+    assert is_node_fault(error) is is_fault
 
 
 def test_what_was_handled_is_no_cause_where_the_script_says_so() -> None:

@@ -103,6 +103,7 @@ def test_rounds_that_wait_for_nobody_have_nearly_the_speed_of_all_sites() -> Non
     assert taken == [4 * 30, 4 * 21, 4 * 12]
 
 
+@pytest.mark.slow
 def test_where_speeds_vary_rounds_that_wait_for_nobody_lose_less() -> None:
     topology = a_topology(4, bytes_per_s=1e9, rtt_s=0.001, speeds=[1.0, 0.9, 0.7, 0.6])
     job, stragglers = a_job(tree="gather", global_batch=96), Stragglers("exponential", 0.2)

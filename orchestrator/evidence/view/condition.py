@@ -215,6 +215,8 @@ def _way_back(
     command = f"`isthmus sites add {view.run_id} {site.name}` starts it again."
     if view.progress.lacks_state:
         return f"It cannot come back: {NO_STATE}."
+    if site.kept_out:
+        return f"It does not come back by itself: {site.kept_out}."
     if waits_for_operator(site):
         return f"It does not come back by itself: {command}"
     if rules is None:
