@@ -229,6 +229,8 @@ cdef class Line:
 
     cdef bint _is_due(self) noexcept nogil
 
+    cdef bint _awaits_room(self) noexcept nogil
+
     @cython.locals(room=Py_ssize_t)
     cdef Py_ssize_t _room(self) noexcept nogil
 
@@ -254,10 +256,9 @@ cdef class Engine:
 
     cpdef tend(self, Line line)
 
-    @cython.locals(num_found=int, index=int, line=Line)
+    @cython.locals(num_found=int, index=int, slot=int, line=Line)
     cpdef turn(self)
 
-    @cython.locals(line=Line)
     cpdef _look(self)
 
     @cython.locals(num_found=int, slot=int)
@@ -265,3 +266,6 @@ cdef class Engine:
 
     @cython.locals(slot=int)
     cdef bint _is_due(self) noexcept nogil
+
+    @cython.locals(slot=int)
+    cdef int _first_that_awaits_room(self) noexcept nogil

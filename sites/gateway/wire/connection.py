@@ -654,6 +654,10 @@ class Line:
             self.writer._count > 0 and not self.is_stuck and not self.is_full and self._failed == 0
         )
 
+    def _awaits_room(self) -> bool:
+        """Whether the window is full, of which the socket tells nothing when it has room again."""
+        return self.is_full and self.writer._count > 0 and self._failed == 0
+
     def _room(self) -> int:
         room = 1 << 62
         if self.window_bytes >= 0:
@@ -735,7 +739,7 @@ class Engine:
         """Serve a connection soon, if there is something to do."""
         if self._due is None and line._slot >= 0 and line._is_due():
             self._due = self._loop.call_soon(self.turn)
-        if self._looking is None and line.is_full and line.writer._count:
+        if self._looking is None and line._awaits_room():
             self._looking = self._loop.call_later(line.look_s, self._look)
 
     def turn(self) -> None:
@@ -754,13 +758,14 @@ class Engine:
                 line.tend()
         if self._count and self._due is None and self._is_due():
             self._due = self._loop.call_soon(self.turn)
+        if self._looking is None:
+            slot = self._first_that_awaits_room()
+            if slot >= 0:
+                self.tend(self._slots[slot])
 
     def _look(self) -> None:
         self._looking = None
         self.turn()
-        if self._looking is None:
-            for line in self._slots:
-                self.tend(line)
 
     def _end(self) -> None:
         del _engines[self._loop]
@@ -784,6 +789,13 @@ class Engine:
             if cython.cast(Line, self._table[slot])._is_due():
                 return True
         return False
+
+    def _first_that_awaits_room(self) -> int:
+        """Return the slot of a line whose window is full; negative: there is none."""
+        for slot in range(self._count):
+            if cython.cast(Line, self._table[slot])._awaits_room():
+                return slot
+        return -1
 
 
 def _engine_of(loop: asyncio.AbstractEventLoop) -> Engine:
