@@ -367,7 +367,7 @@ def _certified(folder: Path) -> Iterator[None]:
     """Make certificates of both sites, which this process's children use."""
     make_authority(folder, "bench.internal")
     for name in names_for([*SITES]):
-        issue(folder, name, 1.0)
+        issue(folder, name, 30.0)
     files = TlsFiles(
         ca=str(folder / "ca.pem"), cert=f"{folder}/{NAME}.pem", key=f"{folder}/{NAME}.key"
     )
