@@ -11,7 +11,7 @@ from isthmus.orchestrator.core.journaled_run import RecordedEvent
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.formats import visible
 from isthmus.orchestrator.runs.facts import to_json
-from isthmus.orchestrator.runs.told_facts import told_links, told_totals
+from isthmus.orchestrator.runs.told_facts import told_links, told_sites, told_totals
 from isthmus.protos.catalogue import CATALOGUE, ExitCode
 from isthmus.protos.control.v1 import control_pb2
 
@@ -39,14 +39,8 @@ def run_view(run: control_pb2.Run) -> dict[str, Any]:
         "members": list(run.members),
         "epoch": run.epoch,
         "sites": [
-            {
-                "site": site.site,
-                "state": formats.site_state(site),
-                "host": site.host,
-                "step": site.step,
-                "latest": dict(site.latest),
-            }
-            for site in run.sites
+            {**to_json(facts), "state": formats.site_state(site), "host": site.host}
+            for site, facts in zip(run.sites, told_sites(run), strict=True)
         ],
         "links": [to_json(facts) for facts in told_links(run)],
         "certificates": dict(run.certificates),

@@ -55,6 +55,7 @@ def run_message(
             host=site.host,
             step=measured.get(name, {}).get("step", 0),
             latest=measured.get(name, {}).get("latest", {}),
+            totals=measured.get(name, {}).get("totals", {}),
         )
         for name, site in view.sites.items()
     ]

@@ -60,10 +60,12 @@ class Mfu:
     is_estimate: bool
     """FLOPs a token are 6 N."""
 
-    @property
-    def by_name(self) -> dict[str, float]:
-        """The share, by the metric's name."""
-        return {metrics.MFU_ESTIMATE if self.is_estimate else metrics.MFU: self.share}
+
+def by_name(mfu: Mfu | None) -> dict[str, float]:
+    """Return the share, by the metric's name; nothing if it is not known."""
+    if mfu is None:
+        return {}
+    return {metrics.MFU_ESTIMATE if mfu.is_estimate else metrics.MFU: mfu.share}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isthmus.orchestrator.core.link_totals import LinkTotals
-from isthmus.orchestrator.core.model_flops import Done, Mfu, ModelFlops, ModelReport
+from isthmus.orchestrator.core.model_flops import Done, Mfu, ModelFlops, ModelReport, by_name
 from isthmus.orchestrator.core.noise_scale import NoiseScale
 from isthmus.orchestrator.core.slow_ranks import SlowRanks
 from isthmus.orchestrator.core.slow_sites import SlowPeriod, SlowSites
@@ -57,6 +57,26 @@ class SiteMetrics:
     times_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_TIMES, 0.0))
     """Sums over the run, by the names of protos/metrics.py: the step's parts, and what is beside
     them."""
+
+    def totals(self) -> dict[str, float]:
+        """Return the sums over the run, by the names of protos/metrics.py."""
+        return {
+            metrics.NUM_STEPS: float(self.num_steps),
+            metrics.SITE_TOKENS: self.tokens,
+            metrics.STEP_S: self.step_s,
+            **self.times_s,
+        }
+
+    @classmethod
+    def of_totals(cls, step: int, totals: Mapping[str, float]) -> SiteMetrics:
+        """Return what `totals` were made of, as far as they tell."""
+        return cls(
+            num_steps=int(totals.get(metrics.NUM_STEPS, 0)),
+            step=step,
+            tokens=totals.get(metrics.SITE_TOKENS, 0.0),
+            step_s=totals.get(metrics.STEP_S, 0.0),
+            times_s={name: totals.get(name, 0.0) for name in _TIMES},
+        )
 
 
 def read_back(values: Mapping[str, Any]) -> dict[str, float]:
@@ -215,7 +235,7 @@ class RunMetrics:
         latest = self.sites[site].latest
         done = Done(latest.get(metrics.SITE_TOKENS, 0.0), latest.get(metrics.STEP_S, 0.0))
         found = None if self._flops is None else self._flops.mfu({site: done}, self._reports)
-        return {} if found is None else found.by_name
+        return by_name(found)
 
     def totals(self) -> dict[str, float]:
         """Return figures of the whole run, by the names of protos/metrics.py."""
@@ -244,9 +264,7 @@ class RunMetrics:
         if self._noise_scale.tokens is not None:
             totals[metrics.NOISE_SCALE] = self._noise_scale.tokens
         totals |= self._compared.totals()
-        if (mfu := self.mfu()) is not None:
-            totals |= mfu.by_name
-        return totals
+        return totals | by_name(self.mfu())
 
     @property
     def counts_tokens(self) -> bool | None:
@@ -308,7 +326,11 @@ class RunMetrics:
             "slow": slow_json(slow[0]) if slow else None,
             "slow_ranks": [slow_json(each) for each in slow_ranks[:MAX_SLOW_RANKS]],
             "sites": {
-                name: {"step": site.step, "latest": {**site.latest, **self._latest_mfu(name)}}
+                name: {
+                    "step": site.step,
+                    "latest": {**site.latest, **self._latest_mfu(name)},
+                    "totals": site.totals() | by_name(self.mfu(name)),
+                }
                 for name, site in self.sites.items()
             },
             "links": [

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.orchestrator.core.model_flops import Mfu
+from isthmus.orchestrator.core.model_flops import by_name
 from isthmus.orchestrator.core.run_metrics import PARTS, RunMetrics, SiteMetrics, slow_json
 from isthmus.orchestrator.core.run_record import RunRecord
 from isthmus.protos import metrics
@@ -129,7 +129,7 @@ def to_json(facts: TotalFacts | SiteFacts | LinkFacts) -> dict[str, Any]:
 
 def total_facts(measured: RunMetrics) -> TotalFacts:
     """Return the figures of the whole run."""
-    totals, mfu, sites = measured.totals(), measured.mfu(), measured.sites.values()
+    totals, sites = measured.totals(), measured.sites.values()
     num_steps, slowest_s = sum(site.num_steps for site in sites), [site.step_s for site in sites]
     means_s = [site.step_s / site.num_steps for site in sites if site.num_steps]
     sent_bytes = totals[metrics.WIRE_BYTES] or None
@@ -151,8 +151,8 @@ def total_facts(measured: RunMetrics) -> TotalFacts:
         held_out_loss=measured.held_out_loss,
         unigram_entropy=measured.unigram_entropy,
         noise_scale=totals.get(metrics.NOISE_SCALE),
-        mfu=None if mfu is None or mfu.is_estimate else mfu.share,
-        mfu_estimate=None if mfu is None or not mfu.is_estimate else mfu.share,
+        mfu=totals.get(metrics.MFU),
+        mfu_estimate=totals.get(metrics.MFU_ESTIMATE),
         compared_gradients={
             "steps": int(totals.get(metrics.COMPARED_STEPS, 0)),
             "ranks": int(totals.get(metrics.COMPARED_RANKS, 0)),
@@ -166,16 +166,27 @@ def total_facts(measured: RunMetrics) -> TotalFacts:
 def site_facts(measured: RunMetrics, topology: Topology | None = None) -> dict[str, SiteFacts]:
     """Return the figures of each site of the run, by its name."""
     described = {} if topology is None else {site.name: site for site in topology.sites}
-    counts_tokens = measured.counts_tokens is not False
     return {
-        name: _site_facts(name, site, measured.mfu(name), described.get(name), counts_tokens)
+        name: facts_of_site(
+            name,
+            site,
+            by_name(measured.mfu(name)),
+            described.get(name),
+            counts_tokens=measured.counts_tokens is not False,
+        )
         for name, site in measured.sites.items()
     }
 
 
-def _site_facts(
-    name: str, site: SiteMetrics, mfu: Mfu | None, described: Site | None, counts_tokens: bool
+def facts_of_site(
+    name: str,
+    site: SiteMetrics,
+    mfu: Mapping[str, float],
+    described: Site | None = None,
+    *,
+    counts_tokens: bool,
 ) -> SiteFacts:
+    """Return the figures of one site; `mfu` is that of all its steps, by its name."""
     location, num = None if described is None else described.location, site.num_steps
     mean_s = {part: total_s / num for part, total_s in site.times_s.items()} if num else {}
     return SiteFacts(
@@ -193,8 +204,8 @@ def _site_facts(
         hidden_inter_s=mean_s.get(metrics.HIDDEN_INTER_S),
         encode_s=mean_s.get(metrics.ENCODE_S),
         decode_s=mean_s.get(metrics.DECODE_S),
-        mfu=None if mfu is None or mfu.is_estimate else mfu.share,
-        mfu_estimate=None if mfu is None or not mfu.is_estimate else mfu.share,
+        mfu=mfu.get(metrics.MFU),
+        mfu_estimate=mfu.get(metrics.MFU_ESTIMATE),
     )
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from isthmus.orchestrator.runs.facts import LinkFacts, known, link_facts
+from isthmus.orchestrator.core.run_metrics import SiteMetrics
+from isthmus.orchestrator.runs.facts import LinkFacts, SiteFacts, facts_of_site, known, link_facts
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
 
@@ -31,6 +32,20 @@ def told_totals(run: control_pb2.Run) -> dict[str, float | None]:
     """Return the figures of the whole run, and after how many steps sites were compared."""
     totals = {name: known(run.totals, key) for name, key in _TOTALS.items()}
     return {**totals, VERIFIED_STEPS: known(run.totals, VERIFIED_STEPS)}
+
+
+def told_sites(run: control_pb2.Run) -> list[SiteFacts]:
+    """Return the figures of each site."""
+    counts_tokens = known(run.totals, metrics.COUNTS_TOKENS) != 0
+    return [
+        facts_of_site(
+            site.site,
+            SiteMetrics.of_totals(site.step, site.totals),
+            site.totals,
+            counts_tokens=counts_tokens,
+        )
+        for site in run.sites
+    ]
 
 
 def told_links(run: control_pb2.Run) -> list[LinkFacts]:

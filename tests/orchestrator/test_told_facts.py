@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from isthmus.orchestrator.cli.views import outcome_view, run_view
-from isthmus.orchestrator.runs.facts import LinkFacts, SiteFacts, TotalFacts
+from isthmus.orchestrator.coordinator.control_messages import run_message
+from isthmus.orchestrator.core.journaled_run import JournaledRun
+from isthmus.orchestrator.core.run_metrics import RunMetrics
+from isthmus.orchestrator.runs.facts import LinkFacts, SiteFacts, TotalFacts, site_facts, to_json
 from isthmus.protos.control.v1 import control_pb2
 
 API = Path(__file__).resolve().parents[2] / "docs" / "dashboard.md"
@@ -41,6 +44,19 @@ def test_status_has_the_names_of_the_api() -> None:
     [link] = view["links"]
     assert list(link) == names(LinkFacts)
     assert (link["configured_bytes_per_s"], link["sent_bytes"]) == (1e6, 900.0)
+
+
+def test_status_has_the_figures_of_sites_that_the_summary_has() -> None:
+    measured = RunMetrics(("a", "b"))
+    for step in (1, 2):
+        parts = {"compute_s": 2.0 * step, "wait_s": 1.0, "encode_s": 0.25}
+        measured.add("a", "step", step, {"step_s": 2.0 * step + 1, "site_tokens": 6.0, **parts}, {})
+    view = JournaledRun("r1", ("a", "b"))
+    sites = run_view(run_message(view, measured.progress()))["sites"]
+    own = [{name: site[name] for name in names(SiteFacts)} for site in sites]
+    assert own == [to_json(each) for each in site_facts(measured).values()]
+    assert (own[0]["num_steps"], own[0]["tokens"], own[0]["step_s"]) == (2, 12.0, 4.0)
+    assert sites[0].keys() - own[0].keys() == {"state", "host"}
 
 
 def test_figures_of_the_summary_count_where_it_is_there() -> None:

@@ -1840,12 +1840,29 @@ class SiteStatus(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class TotalsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     SITE_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     LATEST_FIELD_NUMBER: builtins.int
     FETCHING_FIELD_NUMBER: builtins.int
+    TOTALS_FIELD_NUMBER: builtins.int
     site: builtins.str
     state: global___SiteState.ValueType
     host: builtins.str
@@ -1856,6 +1873,10 @@ class SiteStatus(google.protobuf.message.Message):
     def latest(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """the last "step" metric's values"""
 
+    @property
+    def totals(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """sums over its steps, and its MFU, by the names of protos/metrics.py"""
+
     def __init__(
         self,
         *,
@@ -1865,8 +1886,9 @@ class SiteStatus(google.protobuf.message.Message):
         step: builtins.int = ...,
         latest: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         fetching: builtins.str = ...,
+        totals: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["fetching", b"fetching", "host", b"host", "latest", b"latest", "site", b"site", "state", b"state", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fetching", b"fetching", "host", b"host", "latest", b"latest", "site", b"site", "state", b"state", "step", b"step", "totals", b"totals"]) -> None: ...
 
 global___SiteStatus = SiteStatus
 
