@@ -90,11 +90,8 @@ def protect(topology: Topology, path: Path) -> None:
         topology: As it was loaded.
         path: Its file, whose folder paths of certificates are relative to.
     """
-    if topology.tls is not None:
-        ca, cert, key = (
-            str(path.parent / each)
-            for each in (topology.tls.ca, topology.tls.cert, topology.tls.key)
-        )
+    if (files := topology.security.tls_files) is not None:
+        ca, cert, key = (str(path.parent / each) for each in files)
         use_tls(TlsFiles(ca=ca, cert=cert, key=key))
 
 

@@ -71,7 +71,7 @@ def coordinator(
         raise click.UsageError("Missing option '--topology'.")
     described = load_topology_file(topology, overrides)
     protect(described, topology)
-    require_protected(bind.rpartition(":")[0] if bind else described.coordinator.host)
+    require_protected(bind.rpartition(":")[0] if bind else described.coordinator.bind.host)
     return _become(
         output,
         "isthmus.orchestrator.coordinator",

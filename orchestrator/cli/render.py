@@ -83,7 +83,7 @@ def slurm_command(
     environment = {
         variable: os.environ[variable]
         for variable in TLS_VARIABLES.values()
-        if topology.tls is not None
+        if topology.security.tls_files is not None
     }
     files = {
         f"{site.name}.sbatch": slurm_script(
@@ -222,7 +222,7 @@ def skypilot_command(
     )
     certificates = {
         site.name: {each: str(_place_of(each).resolve()) for each in files_of(site.name)}
-        for site in (topology.sites if topology.tls is not None else ())
+        for site in (topology.sites if topology.security.tls_files is not None else ())
     }
     documents = skypilot.job_group(topology, certificates, wishes)
     return _written(output, out, {"sky.yaml": _documents(documents)})
@@ -264,7 +264,7 @@ def _place_of(name: str) -> Path:
 
 
 def _address(path: Path, topology: Topology, given: str | None) -> str:
-    told = topology.coordinator_told or topology.coordinator
+    told = topology.coordinator.dialled
     if given is None and told.port == 0:
         raise _mistake(
             path,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 
@@ -77,28 +77,31 @@ def presets_command(output: Output) -> int:
 def accelerators_command(output: Output) -> int:
     """List the accelerators that a topology may name, their figures, and who says so."""
     from isthmus.topology.catalogue.accelerators import catalogue
-    from isthmus.topology.models.topology_model import Dtype
     from isthmus.topology.spec.units import format_fraction, format_size
+    from isthmus.topology.spec.world import DTYPES
 
     entries = catalogue().values()
-    known = [entry.accelerator for entry in entries]
-    dtypes = [dtype for dtype in get_args(Dtype) if any(dtype in e.peak_flops_per_s for e in known)]
+    dtypes = [
+        dtype for dtype in DTYPES if any(dtype in entry.peak_flops_per_s for entry in entries)
+    ]
     table = {
-        "accelerator": [each.name for each in known],
-        "memory": [format_size(each.memory_bytes) for each in known],
-        "mfu": [format_fraction(each.mfu) for each in known],
-        **{dtype: [_tera(each.peak_flops_per_s.get(dtype)) for each in known] for dtype in dtypes},
+        "accelerator": [each.name for each in entries],
+        "memory": [format_size(each.memory_bytes) for each in entries],
+        "mfu": [format_fraction(each.mfu) for each in entries],
+        **{
+            dtype: [_tera(each.peak_flops_per_s.get(dtype)) for each in entries] for dtype in dtypes
+        },
     }
     _print(output, table)
     output.text("\nmemory and peaks (dense, TFLOP/s) of one accelerator, according to")
     for entry in entries:
-        output.text(f"  {entry.accelerator.name}: {entry.source}")
+        output.text(f"  {entry.name}: {entry.source}")
     data = [
         {
-            "name": entry.accelerator.name,
-            "peak_flops_per_s": dict(entry.accelerator.peak_flops_per_s),
-            "memory_bytes": entry.accelerator.memory_bytes,
-            "mfu": entry.accelerator.mfu,
+            "name": entry.name,
+            "peak_flops_per_s": dict(entry.peak_flops_per_s),
+            "memory_bytes": entry.memory_bytes,
+            "mfu": entry.mfu,
             "source": entry.source,
         }
         for entry in entries

@@ -101,7 +101,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         InsecureAddressError: others could reach the address.
     """
     topology = load_topology_file(options.topology, options.set)
-    bind = options.bind or topology.coordinator
+    bind = options.bind or topology.coordinator.bind
     protect(topology, options.topology)
     require_protected(bind.host)
     here = restricted(topology, options.site) if options.site else topology

@@ -62,7 +62,7 @@ class Returns:
                 "into `links` and go on with `isthmus launch --resume`"
             )
         if not self._contacts[site.name].has_agent:
-            place = topology.coordinator_told or topology.coordinator
+            place = topology.coordinator.dialled
             at = f"{place.host}:{place.port}" if place.port else "HOST:PORT"
             return (
                 f"site {site.name} has no agent: start one there, by `isthmus up` or `isthmus agent "

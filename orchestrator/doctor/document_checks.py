@@ -41,7 +41,7 @@ def regime_problems(pair: Pair) -> list[Problem]:
 def is_all_here(topology: Topology) -> bool:
     """Whether each site is on this machine, for it is nowhere that others could reach it."""
     return all(
-        site.launcher.kind == "local" and is_loopback(site.address) for site in topology.sites
+        site.launcher.kind == "local" and is_loopback(site.dialled) for site in topology.sites
     )
 
 

@@ -96,15 +96,13 @@ class Examined:
         return dataclasses.replace(
             files,
             addresses=tuple(dict.fromkeys(host for site in sites for host in bound_hosts(site))),
-            interfaces=tuple(
-                dict.fromkeys(each for site in sites for each in site.listening.interfaces)
-            ),
+            interfaces=tuple(dict.fromkeys(each for site in sites for each in site.interfaces)),
             peers=tuple(
                 dict.fromkeys(
                     host
                     for site in self.topology.sites
-                    if site.name not in names and site.inbound and site.address
-                    for host in (site.address, *site.hosts[1:])
+                    if site.name not in names and site.inbound and site.dialled
+                    for host in (site.dialled, *site.hosts[1:])
                 )
             ),
             folders=tuple(folders),
@@ -278,7 +276,7 @@ def _seen_here(
         site
         for site in sites
         if only is not None
-        or is_loopback(site.address)
+        or is_loopback(site.dialled)
         or (site.bound and site.bound not in refused)
     )
     found += [_elsewhere(site) for site in sites if site not in here]
@@ -301,7 +299,7 @@ def _wanted(examined: Examined, sites: Sequence[Site]) -> Wanted:
 
 def _coordinator_endpoints(topology: Topology, only: str | None) -> tuple[str, ...]:
     """Return where a coordinator would listen on this machine, which may be one site (`only`)."""
-    endpoint, site = topology.coordinator, topology.coordinator_site
+    endpoint, site = topology.coordinator.bind, topology.coordinator.site
     is_elsewhere = None not in (site, only) and site != only
     if endpoint.port == 0 or is_elsewhere or not is_loopback(endpoint.host):
         return ()
@@ -353,7 +351,7 @@ def _clock(examiner: Examiner, only: str | None, topology: Topology) -> Iterator
         only or "this machine",
         ahead_s,
         uncertain_s,
-        has_certificates=topology.security != "insecure",
+        has_certificates=topology.security.mode != "insecure",
     )
 
 
@@ -382,17 +380,17 @@ def _connections(seen: Sequence[tuple[Examiner, Machine]], topology: Topology) -
         if not target.inbound or not target.bound:
             continue  # nobody dials it, or nobody knows where before its gateways run
         try:
-            if target.address not in ports:
-                ports[target.address] = _listen(answers, target)
-            for port in ports[target.address]:
+            if target.dialled not in ports:
+                ports[target.dialled] = _listen(answers, target)
+            for port in ports[target.dialled]:
                 tried = Tried(
                     source=source.name,
                     target=target.name,
                     source_address=source.bound,
-                    target_address=target.address,
+                    target_address=target.dialled,
                     port=port,
-                    error=asks.reach(source.bound, target.address, port, REACH_S),
-                    ports=target.listening.ports,
+                    error=asks.reach(source.bound, target.dialled, port, REACH_S),
+                    ports=target.ports,
                 )
                 if tried.error is not None:
                     found += connection_findings(tried)
@@ -414,7 +412,7 @@ def _listen(examiner: Examiner, site: Site) -> list[int]:
     Raises:
         NoAnswerError: as of `Examiner.listen`.
     """
-    given, ports = site.listening.ports, list[int]()
+    given, ports = site.ports, list[int]()
     for _ in range(1 if given is None else site.gateways_per_node):
         port = examiner.listen(site.bound, given, ANSWER_S)
         if isinstance(port, str):
@@ -450,11 +448,11 @@ def _coordinator(refused: Mapping[str, str], endpoints: Sequence[str]) -> list[F
 def _certificates(topology: Topology, here: Sequence[str], only: str | None) -> list[Finding]:
     """Return what is wrong with the certificates of this machine, which is those sites."""
     files = tls_files()
-    if topology.security == "insecure" or files is None:
+    if topology.security.mode == "insecure" or files is None:
         return []
     names = [f"{site}.{role}" for site in here for role in (AGENT, GATEWAY)]
     if only is None:
-        names += [OPERATOR] if topology.coordinator_site else [OPERATOR, COORDINATOR]
+        names += [OPERATOR] if topology.coordinator.site else [OPERATOR, COORDINATOR]
     return certificate_findings(names, files)
 
 
@@ -479,7 +477,7 @@ def _emulation(topology: Topology) -> list[Finding]:
 
 
 def _elsewhere(site: Site) -> Finding:
-    return finding("not-examined", site.name, address=site.address, named=site.name)
+    return finding("not-examined", site.name, address=site.dialled, named=site.name)
 
 
 def _unexamined(site: str | None, reason: str) -> Finding:

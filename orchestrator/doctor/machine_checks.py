@@ -128,7 +128,7 @@ def bound_hosts(site: Site) -> tuple[str, ...]:
     """Return what the gateways of a site's nodes bind, as far as it is known."""
     if not site.bound:
         return ()
-    return (site.bound,) if site.listening.bind else (site.bound, *site.hosts[1:])
+    return (site.bound,) if site.bind else (site.bound, *site.hosts[1:])
 
 
 def _limits(machine: Machine, topology: Topology) -> Iterator[Finding]:

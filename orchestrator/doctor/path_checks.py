@@ -47,7 +47,7 @@ def tcp_findings(
             sender = machines[link.source]
             findings += _buffer(link, most, sender, is_sending=True)
             findings += _congestion(link, sender)
-            findings += _kernel_tls(sender) if topology.security != "insecure" else ()
+            findings += _kernel_tls(sender) if topology.security.tls_files else ()
         if link.target in machines:
             findings += _buffer(link, most, machines[link.target], is_sending=False)
         found |= {(each.kind, each.site): each for each in findings}
@@ -123,7 +123,7 @@ def _kernel_tls(machine: Machine) -> Iterator[Finding]:
 
 def route_findings(machine: Machine, topology: Topology) -> Iterator[Finding]:
     """Yield peers that no route leads to, and paths with small packets."""
-    facts, names = machine.facts, {site.address: site.name for site in topology.sites}
+    facts, names = machine.facts, {site.dialled: site.name for site in topology.sites}
     for address, reason in (facts.unrouted or {}).items():
         named = names.get(address)
         yield finding("no-route", machine.name, address=address, named=named, reason=reason)

@@ -25,7 +25,7 @@ from isthmus.orchestrator.emulator.link_shape import LinkShape
 from isthmus.topology.faults.loading import load_faults
 from isthmus.topology.faults.script import Change, FaultScript, TimedChange, expand
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.world import Accelerator, Detection, Endpoint, Link, Site, Topology
+from isthmus.topology.spec.world import Accelerator, Detection, Link, Site, Topology
 
 STOP_WITHIN_S = 60.0
 
@@ -159,7 +159,7 @@ class Wan:
 def _topology(shapes: Iterable[LinkShape]) -> Topology:
     """Return a topology with these links, and sites with only names."""
     shapes = list(shapes)
-    nothing = Accelerator(name="none", peak_flops_per_s={}, memory_bytes=1, mfu=1.0)
+    nothing = Accelerator.named("none")
     names = dict.fromkeys(name for each in shapes for name in (each.source, each.target))
     return Topology(
         name="wan",
@@ -170,14 +170,12 @@ def _topology(shapes: Iterable[LinkShape]) -> Topology:
                 nodes=1,
                 accelerators_per_node=1,
                 accelerator=nothing,
-                address="127.0.0.1",
             )
             for index, name in enumerate(names)
         ),
         links=tuple(
             Link(
-                source=each.source,
-                target=each.target,
+                ends=(each.source, each.target),
                 bytes_per_s=each.bytes_per_s,
                 rtt_s=2 * each.delay_s,
                 rtt_origin="rtt",
@@ -187,5 +185,4 @@ def _topology(shapes: Iterable[LinkShape]) -> Topology:
             for each in shapes
         ),
         failure=Detection(detect_within_s=15.0, start_within_s=120.0),
-        coordinator=Endpoint(host="127.0.0.1", port=0),
     )

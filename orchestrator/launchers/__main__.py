@@ -78,7 +78,7 @@ async def _keep(topology: Topology, text: str, options: argparse.Namespace, fold
     logs = folder / "logs"
     private_folder(logs)
     documents = options.topology.absolute().parent
-    bind, dialled = str(topology.coordinator), topology.coordinator_told
+    bind, dialled = str(topology.coordinator.bind), topology.coordinator.address
     listening = asyncio.Event()
     ends_s = [save_s(site.launcher) + LEAVE_S + TETHER_S for site in topology.sites]
 

@@ -116,9 +116,9 @@ def coordinator_spec(
 
 def coordinator_launcher(topology: Topology) -> Described:
     """Return the coordinator's launcher: that of its site if one is named, else local."""
-    if topology.coordinator_site is None:
+    if topology.coordinator.site is None:
         return Described()
-    return topology.site(topology.coordinator_site).launcher
+    return topology.site(topology.coordinator.site).launcher
 
 
 def python_at(described: Described) -> str:

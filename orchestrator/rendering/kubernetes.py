@@ -84,7 +84,7 @@ def coordinator_objects(topology: Topology, text: str, wishes: Wishes) -> list[O
     """
     check(topology)
     name = name_of(topology, COORDINATOR)
-    port = topology.coordinator.port or _port_of(wishes.coordinator)
+    port = topology.coordinator.bind.port or _port_of(wishes.coordinator)
     labels = _labels(topology, COORDINATOR)
     answers = {"tcpSocket": {"port": "control"}}
     container = {
@@ -131,7 +131,7 @@ def site_objects(topology: Topology, site: Site, text: str, wishes: Wishes) -> l
     """
     check(topology)
     name, labels = name_of(topology, site.name), _labels(topology, site.name)
-    ports = site.listening.ports
+    ports = site.ports
     if ports is None or len(ports) > TCP_PORTS:
         raise ConfigError(
             f"sites.{site.name}.wan.ports: want a range of at most {TCP_PORTS}, as 29500-29503: "
@@ -199,7 +199,7 @@ def check(topology: Topology) -> None:
     Raises:
         ConfigError: there is no TLS, an emulated WAN, or two names that Kubernetes sees as one.
     """
-    if topology.tls is None:
+    if topology.security.tls_files is None:
         raise ConfigError("security: pods speak to other machines, so it takes `mode: mtls`")
     if topology.emulate:
         raise ConfigError("emulate: a WAN between clusters is a real one: `emulate: false`")
@@ -249,7 +249,7 @@ def _job(
     agent = [
         *("agent", "--site", site.name, "--coordinator", wishes.coordinator),
         *("--topology", f"{FILES}/{TOPOLOGY}", "--state", AGENT_STATE),
-        *("--bind", site.listening.bind or ANY),
+        *("--bind", site.bind or ANY),
         *_overrides(wishes),
     ]
     # It is there once the agent has joined, and goes with the pod.

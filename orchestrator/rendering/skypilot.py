@@ -60,7 +60,7 @@ def job_group(
     Raises:
         ConfigError: SkyPilot cannot start it so.
     """
-    if topology.tls is None:
+    if topology.security.tls_files is None:
         raise ConfigError("security: sites speak over the internet, so it takes `mode: mtls`")
     if topology.emulate:
         raise ConfigError("emulate: a WAN between clouds is a real one: `emulate: false`")
@@ -79,7 +79,7 @@ def _task(site: Site, certificates: Mapping[str, str], wishes: Wishes) -> dict[s
     if infra := wishes.infra.get(site.name):
         resources["infra"] = infra
     if site.inbound:
-        ports = site.listening.ports
+        ports = site.ports
         if ports is None:
             raise ConfigError(
                 f"sites.{site.name}.wan.ports: want a range, as 29500-29503: SkyPilot opens them"
@@ -104,8 +104,8 @@ def _script(site: Site, wishes: Wishes) -> str:
         *("--topology", TOPOLOGY, "--state", "state"),
         *(word for override in wishes.overrides for word in ("--set", override)),
     ]
-    if site.listening.bind:
-        agent += ["--bind", site.listening.bind]
+    if site.bind:
+        agent += ["--bind", site.bind]
     lines = [
         f"cd ~/{FOLDER}",
         "# A key has to be its reader's alone.",

@@ -160,11 +160,11 @@ class SiteProcesses:
 
     def _dialled_host(self, place: NodePlace) -> str | None:
         """Return the host that other sites dial; None: the site's in the topology."""
-        return None if self._order.site.listening.interfaces else place.told
+        return None if self._order.site.interfaces else place.told
 
     def _bound(self, place: NodePlace) -> str | None:
         """Return the host that a node's gateways bind; None: the site's in the topology."""
-        return None if self._order.site.listening.bind else self._dialled_host(place)
+        return None if self._order.site.bind else self._dialled_host(place)
 
     async def connect(self, endpoints: Sequence[GatewayEndpoint]) -> None:
         """Have all gateways dial the other sites', and wait until Hello was answered.

@@ -39,8 +39,7 @@ def gateway_config(
     """
     exchange, sites = spec.job.exchange, spec.topology.sites
     described = spec.topology.site(site)
-    listening = described.listening
-    interfaces = () if bind_host else listening.interfaces
+    interfaces = () if bind_host else described.interfaces
     in_node = gateway % described.gateways_per_node
     config = GatewayConfig(
         run_id=run_id,
@@ -62,10 +61,10 @@ def gateway_config(
         window_bytes=exchange.window_bytes,
         pipeline_bytes=spec.pipeline_bytes,
         verify_every=spec.job.verify_every,
-        bind_host="" if interfaces else bind_host or listening.bind or described.address,
+        bind_host="" if interfaces else bind_host or described.bind or described.dialled,
         interface=interfaces[gateway % len(interfaces)] if interfaces else "",
-        told_host=listening.told if told_host is None else told_host,
-        ports=listening.ports,
+        told_host=described.address if told_host is None else told_host,
+        ports=described.ports,
         listens=described.inbound,
         socket_path=socket_path,
         state_folder=state_folder,

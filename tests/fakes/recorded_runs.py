@@ -63,7 +63,7 @@ def record_run(
     described = load_topology(text, TOPOLOGY)
     renamed = {site.name: given for site, given in zip(described.sites, sites, strict=True)}
     links = [
-        dataclasses.replace(link, source=renamed[link.source], target=renamed[link.target])
+        dataclasses.replace(link, ends=(renamed[link.source], renamed[link.target]))
         for link in described.links
     ]
     _journal(folder, name, sites, links, state, reason, job_overrides)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from isthmus.topology.spec.world import Accelerator, Detection, Endpoint, Link, Site, Topology
+from isthmus.topology.spec.world import Accelerator, Detection, Link, Site, Topology
 
 
 def small_site(
@@ -25,7 +25,6 @@ def small_site(
         nodes=1,
         accelerators_per_node=ranks,
         accelerator=accelerator,
-        address="127.0.0.1",
         **more,
     )
 
@@ -43,8 +42,7 @@ def small_world(
         sites=tuple(sites),
         links=tuple(
             Link(
-                source=f"s{source}",
-                target=f"s{target}",
+                ends=(f"s{source}", f"s{target}"),
                 bytes_per_s=rate,
                 rtt_s=rtt_s,
                 rtt_origin="rtt",
@@ -53,6 +51,5 @@ def small_world(
             for source, target, rate, rtt_s in links
         ),
         failure=Detection(detect_within_s=15, start_within_s=120),
-        coordinator=Endpoint(host="127.0.0.1", port=0),
         **more,
     )

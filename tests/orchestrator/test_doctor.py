@@ -42,7 +42,7 @@ from isthmus.sites.facts.machine import collect
 from isthmus.topology.documents.load import load_job
 from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.machine_facts import Accelerators, Facts, Folder, NumaDevice, Wanted
-from isthmus.topology.spec.world import Launcher, Listening, PortRange, Topology
+from isthmus.topology.spec.world import Launcher, PortRange, Security, Topology
 from tests.fakes.machines import examiner_in, facts_in, good_facts, topology, two_networks
 from tests.fakes.sshd import sshd
 
@@ -515,8 +515,8 @@ def test_each_port_that_gateways_take_of_a_range_is_tried(
         dataclasses.replace(site, address=f"10.9.0.{number}")
         for number, site in enumerate(topology().sites, start=1)
     )
-    ports = Listening(ports=PortRange(first=29500, last=29504))
-    sites = (first, dataclasses.replace(second, gateways_per_node=2, listening=ports))
+    ports = PortRange(first=29500, last=29504)
+    sites = (first, dataclasses.replace(second, gateways_per_node=2, ports=ports))
     asked = dataclasses.replace(asked, topology=dataclasses.replace(asked.topology, sites=sites))
     with two_networks() as (one, other):
         reached = {"a": [*one, sys.executable], "b": [*other, sys.executable]}
@@ -681,7 +681,7 @@ def test_tls_is_not_the_kernels_work() -> None:
     lacks = "the kernel (CONFIG_TLS, module tls)"
     tcp = dataclasses.replace(good_facts().tcp, lacks_kernel_tls=lacks)
     without = machine(dataclasses.replace(good_facts(), tcp=tcp))
-    encrypted = dataclasses.replace(topology(), security="mtls")
+    encrypted = dataclasses.replace(topology(), security=Security(mode="mtls"))
     found = only(
         tcp_findings({"a": without}, encrypted, None), "no-kernel-tls", NOTE, "modprobe tls"
     )

@@ -40,7 +40,6 @@ from isthmus.topology.spec.world import (
     CrossTraffic,
     Detection,
     Emulation,
-    Endpoint,
     Link,
     Queue,
     Site,
@@ -131,13 +130,11 @@ def test_a_topology_gives_half_its_rtt_each_way() -> None:
             nodes=1,
             accelerators_per_node=1,
             accelerator=accelerator,
-            address="127.0.0.1",
         )
         for index, name in enumerate(("eu", "us"))
     )
     link = Link(
-        source="eu",
-        target="us",
+        ends=("eu", "us"),
         bytes_per_s=5e6,
         rtt_s=0.08,
         rtt_origin="rtt",
@@ -149,7 +146,6 @@ def test_a_topology_gives_half_its_rtt_each_way() -> None:
         sites=sites,
         links=(link,),
         failure=Detection(detect_within_s=15, min_sites=2, start_within_s=60),
-        coordinator=Endpoint(host="127.0.0.1", port=0),
     )
     [shape] = shapes_of(topology)
     assert (shape.source, shape.target) == ("eu", "us")

@@ -89,7 +89,7 @@ def world(names: tuple[str, ...]) -> Topology:
     sites = tuple(replace(site, name=name) for site, name in zip(made.sites, names, strict=True))
     called = dict(zip((site.name for site in made.sites), names, strict=True))
     links = tuple(
-        replace(link, source=called[link.source], target=called[link.target]) for link in made.links
+        replace(link, ends=(called[link.source], called[link.target])) for link in made.links
     )
     failure = replace(made.failure, ride_out_s=15.0, coordinator_within_s=60.0)
     return replace(made, sites=sites, links=links, failure=failure)

@@ -49,7 +49,6 @@ SITE = Site(
     nodes=2,
     accelerators_per_node=1,
     accelerator=Accelerator(name="core", peak_flops_per_s={}, memory_bytes=1, mfu=0.5),
-    address="127.0.0.1",
 )
 GREETED = f"import sys, json; print('motd'); print('{GREETING}1', flush=True); sys.stdin.readline()"
 

@@ -4,7 +4,7 @@ import pytest
 
 from isthmus.topology.catalogue.accelerators import catalogue
 from isthmus.topology.documents.load import load_topology
-from isthmus.topology.models.topology_model import MFU
+from isthmus.topology.spec.world import MFU
 from tests.topology.documents import TOPOLOGY, changed, told
 
 WANTED = [

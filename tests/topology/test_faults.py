@@ -211,27 +211,31 @@ SOME_LINKS = st.lists(st.sampled_from(sorted(LINKS)), min_size=1, max_size=4, un
     tuple
 )
 LASTING = spans(0.01, 5)
-WITHOUT_END = st.builds(Fault, action=st.just("cut"), at_s=spans(0, 9), links=SOME_LINKS)
+ENDS = st.just(("east", "middle"))
+WITHOUT_END = st.builds(Fault, cut=ENDS, at_s=spans(0, 9), links=SOME_LINKS)
 FAULTS = st.one_of(
-    st.builds(Fault, action=st.just("cut"), at_s=spans(0, 9), for_s=LASTING, links=SOME_LINKS),
+    st.builds(Fault, cut=ENDS, at_s=spans(0, 9), for_s=LASTING, links=SOME_LINKS),
     st.builds(
-        Fault,
-        action=st.just("link"),
+        lambda figures, **given: Fault(
+            **{"rtt_s" if name == "delay_s" else name: each for name, each in figures.items()},
+            **given,
+        ),
+        FIGURES,
+        link=ENDS,
         at_s=spans(0, 9),
         for_s=LASTING,
         links=SOME_LINKS,
-        figures=FIGURES,
     ),
     st.builds(
         Fault,
-        action=st.just("flap"),
+        flap=ENDS,
         at_s=spans(0, 9),
         for_s=LASTING,
         links=SOME_LINKS,
         up_s=spans(0.05, 1),
         down_s=spans(0.05, 1),
     ),
-    st.builds(Fault, action=st.just("heal"), at_s=spans(0, 9), links=SOME_LINKS),
+    st.builds(Fault, heal=st.just(()), at_s=spans(0, 9), links=SOME_LINKS),
 )
 SEEDS = st.integers(0, 2**63 - 1)
 
@@ -263,12 +267,12 @@ def test_a_link_is_at_any_time_what_its_active_faults_make_of_it(
 def intervals(index: int, faults: list[Fault], seed: int) -> list[tuple[float, float]]:
     """Return when a fault would be active, were it the only one: the others do nothing."""
     fault = faults[index]
-    idle = [dataclasses.replace(each, action="heal", links=()) for each in faults]
+    idle = [Fault(heal=(), at_s=each.at_s) for each in faults]
     probe = dataclasses.replace(fault, links=(("east", "middle"),))
     if fault.action == "link":  # figures that change nothing would not show
-        probe = dataclasses.replace(probe, figures={"loss": 0.75})
+        probe = dataclasses.replace(probe, loss=0.75)
     if fault.action == "heal":
-        probe = dataclasses.replace(probe, action="cut", for_s=None)
+        probe = dataclasses.replace(probe, heal=None, cut=("east", "middle"), for_s=None)
     idle[index] = probe
     times = expand(FaultScript(seed=seed, faults=tuple(idle), links=LINKS))
     begins = [each.at_s for each in times if str(each.change).split(": ")[1] != "healed"]

@@ -5,16 +5,15 @@ import dataclasses
 import pytest
 
 from isthmus.topology.documents.load import document_kind, load_job, load_topology, split_overrides
-from isthmus.topology.models.topology_model import MAX_SITES
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.job import Data, Exchange, Job, Model, Optimizer, Reduction, Trainer
 from isthmus.topology.spec.world import (
+    MAX_SITES,
     CrossTraffic,
     Detection,
     Emulation,
     Endpoint,
     Link,
-    Listening,
     Period,
     PortRange,
     Queue,
@@ -55,8 +54,8 @@ def test_the_whole_sketch_is_read_in_base_units() -> None:
     assert oregon.fabric.cluster_bytes_per_s == 50e9
     assert oregon.nic_bytes_per_s == virginia.nic_bytes_per_s == ohio.nic_bytes_per_s == 12.5e9
     assert ohio.accelerator == oregon.accelerator
-    assert topology.coordinator == Endpoint(host="127.0.0.1", port=7443)
-    assert topology.coordinator_site == "oregon"
+    assert topology.coordinator.bind == Endpoint(host="127.0.0.1", port=7443)
+    assert topology.coordinator.site == "oregon"
     assert topology.failure == Detection(detect_within_s=15, min_sites=2, start_within_s=120)
     assert topology.emulate
     assert len(topology.links) == 4
@@ -108,15 +107,15 @@ def test_measured_figures_win_and_the_share_multiplies() -> None:
     assert there.schedule == (Period(start_minute=480, end_minute=1080, share=0.5),)
     assert there.measured_at == "2026-05-01T12:00:00Z"
     assert there.distance_km == 500
-    assert back == dataclasses.replace(there, source="ohio", target="virginia")
+    assert back == dataclasses.replace(there, ends=("ohio", "virginia"))
 
 
 def test_what_is_absent_has_a_default() -> None:
     topology = load_topology(TWO_SITES, "t.yaml")
     assert topology.failure == Detection(detect_within_s=15, start_within_s=120)
-    assert topology.coordinator == Endpoint(host="127.0.0.1", port=0)
+    assert topology.coordinator.bind == Endpoint(host="127.0.0.1", port=0)
     assert not topology.emulate
-    assert [site.address for site in topology.sites] == ["127.0.0.1", "127.0.0.1"]
+    assert [site.dialled for site in topology.sites] == ["127.0.0.1", "127.0.0.1"]
     assert topology.sites[0].accelerator.name == "cpu"
     assert link(TWO_SITES).share == 1.0
 
@@ -158,7 +157,7 @@ def test_an_address_is_not_taken_over_but_the_rest_of_the_wan_is() -> None:
     text = changed(TWO_SITES, "{name: a, ", "{name: a, wan: {address: 127.0.0.2, nic: 8Gbit/s}, ")
     text = changed(text, "like: a", "like: a, wan: {address: '::1'}")
     sites = load_topology(text, "t.yaml").sites
-    assert [site.address for site in sites] == ["127.0.0.2", "::1"]
+    assert [site.dialled for site in sites] == ["127.0.0.2", "::1"]
     assert [site.nic_bytes_per_s for site in sites] == [1e9, 1e9]
 
 
@@ -168,10 +167,10 @@ def test_what_is_bound_may_differ_from_what_others_dial() -> None:
     text += "coordinator: {bind: '[::1]:7443', address: 'c.example:443'}\n"
     topology = load_topology(text, "t.yaml", ["security.mode=mtls"])
     one, other = topology.sites
-    assert (one.address, one.listening) == ("eu.example", Listening(told="eu.example", bind="::"))
-    assert (other.address, other.listening.interfaces) == ("", ("ens5", "ens6"))
-    assert other.listening.ports == PortRange(first=29500, last=29600)
-    assert (str(topology.coordinator), str(topology.coordinator_told)) == (
+    assert (one.dialled, one.bind) == ("eu.example", "::")
+    assert (other.dialled, other.interfaces) == ("", ("ens5", "ens6"))
+    assert other.ports == PortRange(first=29500, last=29600)
+    assert (str(topology.coordinator.bind), str(topology.coordinator.dialled)) == (
         "[::1]:7443",
         "c.example:443",
     )

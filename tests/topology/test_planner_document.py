@@ -148,8 +148,8 @@ def test_names_that_look_like_something_else_are_quoted() -> None:
     sites = (dataclasses.replace(first, name="1e3"), dataclasses.replace(second, name="no"))
     [link, back] = WORLD.links[:2]
     links = (
-        dataclasses.replace(link, source="1e3", target="no"),
-        dataclasses.replace(back, source="no", target="1e3"),
+        dataclasses.replace(link, ends=("1e3", "no")),
+        dataclasses.replace(back, ends=("no", "1e3")),
     )
     plan = make_plan(JOB, dataclasses.replace(WORLD, sites=sites, links=links))
     assert PlanFile(read_with_overrides(plan_text(plan), "plan.yaml", ())).plain == plan

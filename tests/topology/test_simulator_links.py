@@ -104,7 +104,7 @@ def test_slow_start_costs_what_the_closed_form_says_and_comes_back_after_a_pause
     rtt_s: float,
 ) -> None:
     load = Load(num_chunks=40, num_in_flight=2, chunk_bytes=(1e5,), first_window_bytes=3e4)
-    described = Link(source="a", target="b", bytes_per_s=1e7, rtt_s=rtt_s, rtt_origin="rtt")
+    described = Link(ends=("a", "b"), bytes_per_s=1e7, rtt_s=rtt_s, rtt_origin="rtt")
     one_s = load.sending_s(described, 40 * 1e5) + rtt_s / 2
     engine, arrived = Engine(), list[tuple[int, float, float]]()
     link = FifoLink(engine, 1, 1e7, rtt_s, 3e4)

@@ -2,44 +2,39 @@
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from importlib import resources
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import Field
-
-from isthmus.topology.models.topology_model import AcceleratorModel
 from isthmus.topology.spec.expected_devices import OWN_NAMES
 from isthmus.topology.spec.suggest import did_you_mean, one_of
 from isthmus.topology.spec.world import Accelerator
-from isthmus.topology.spec.yaml_keys import Name, Text, Version
-from isthmus.topology.spec.yaml_models import Strict
+from isthmus.topology.spec.yaml_keys import Bounds, Name, Section, Text
 from isthmus.topology.text.validation import validate
 from isthmus.topology.text.yaml_document import read_document
 
 _FILE = "accelerators.yaml"
 
 
-class _EntryModel(AcceleratorModel):
-    """One accelerator of the catalogue file, and the document that its figures come from."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueEntry(Accelerator):
+    """One accelerator of the catalogue file."""
 
     source: Text
+    """The document that its figures come from."""
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The accelerator by itself, as a topology has it."""
+        return Accelerator(**{each.name: getattr(self, each.name) for each in fields(Accelerator)})
 
 
-class _CatalogueModel(Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Catalogue(Section):
     """The whole catalogue file."""
 
-    version: Version
-    accelerators: Annotated[dict[Name, _EntryModel], Field(min_length=1)]
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogueEntry:
-    """One accelerator of the catalogue."""
-
-    accelerator: Accelerator
-    source: str
-    """The document that its figures come from."""
+    is_document: ClassVar[bool] = True
+    accelerators: Annotated[Mapping[Name, CatalogueEntry], Bounds(min_length=1)]
 
 
 @functools.cache
@@ -51,13 +46,10 @@ def catalogue() -> Mapping[str, CatalogueEntry]:
     """
     text = resources.files(__package__).joinpath(_FILE).read_text(encoding="utf-8")
     document = read_document(text, _FILE)
-    model = validate(document, _CatalogueModel)
+    written = validate(document, _Catalogue)
     document.raise_problems()
-    assert model is not None, "a model that is not valid has problems"
-    return {
-        name: CatalogueEntry(accelerator_of(name, entry), entry.source)
-        for name, entry in model.accelerators.items()
-    }
+    assert written is not None, "a catalogue that is not valid has problems"
+    return {name: replace(entry, name=name) for name, entry in written.accelerators.items()}
 
 
 def accelerator_of_device(device: str) -> Accelerator | None:
@@ -76,14 +68,3 @@ def suggestion(name: str, own: Iterable[str]) -> str:
     if begun:
         return f" (did you mean {one_of(begun)}?)"
     return did_you_mean(name, known)
-
-
-def accelerator_of(name: str, written: AcceleratorModel) -> Accelerator:
-    """Return an accelerator as a document has it, in base units."""
-    return Accelerator(
-        name=name,
-        peak_flops_per_s={str(dtype): rate for dtype, rate in written.peak.items()},
-        memory_bytes=written.memory,
-        mfu=written.mfu,
-        price_usd_per_h=written.price,
-    )

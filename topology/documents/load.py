@@ -13,7 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from isthmus.topology.documents.references import check_references
 from isthmus.topology.documents.resolve import resolve
-from isthmus.topology.models.topology_model import TopologyModel
 from isthmus.topology.spec.job import Job, Reduction
 from isthmus.topology.spec.trainer_cuts import described
 from isthmus.topology.spec.world import Topology
@@ -36,11 +35,11 @@ def load_topology(text: str, source: str, overrides: Sequence[str] = ()) -> Topo
 
 def topology_of(document: Document) -> Topology:
     """Return the topology that a document describes; ConfigError with every problem."""
-    model = validate(document, TopologyModel)
+    written = validate(document, Topology)
     check_references(document)
     document.raise_problems()
-    assert model is not None, "a model that is not valid has problems"
-    topology = resolve(document, model)
+    assert written is not None, "a topology that is not valid has problems"
+    topology = resolve(document, written)
     document.raise_problems()
     return topology
 
@@ -111,7 +110,7 @@ def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 @functools.cache
 def _own_keys() -> dict[str, set[str]]:
     """Return the keys that only topologies have, and those that only jobs have, by the kind."""
-    topology, job = TopologyModel.model_fields.keys(), model_of(Job).model_fields.keys()
+    topology, job = model_of(Topology).model_fields.keys(), model_of(Job).model_fields.keys()
     return {"topology": topology - job, "job": job - topology}
 
 

@@ -11,12 +11,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from isthmus.topology.catalogue.accelerators import catalogue, suggestion
 from isthmus.topology.documents.placement import unlinked
-from isthmus.topology.models.topology_model import LOOPBACK, parse_endpoint
 from isthmus.topology.spec.addresses import is_loopback
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.suggest import did_you_mean
 from isthmus.topology.spec.timeouts import Timeouts
-from isthmus.topology.spec.world import Detection, Launcher
+from isthmus.topology.spec.world import LOOPBACK, Detection, Launcher, parse_endpoint
 from isthmus.topology.spec.yaml_models import model_of
 from isthmus.topology.text.yaml_document import Document, Path
 

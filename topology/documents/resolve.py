@@ -1,116 +1,75 @@
-"""Resolves a checked topology file: follows `like`, converts to base units, computes RTTs."""
+"""Resolves a checked topology file: follows `like`, and gives links their figures."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
-from isthmus.topology.catalogue.accelerators import accelerator_of, catalogue
+from isthmus.topology.catalogue.accelerators import catalogue
 from isthmus.topology.documents.references import ancestry
-from isthmus.topology.models.topology_model import (
-    AUTO,
-    LOOPBACK,
-    LinkModel,
-    MeasuredModel,
-    TopologyModel,
-    WanModel,
-)
 from isthmus.topology.spec.geography import great_circle_km, rtt_of_distance
 from isthmus.topology.spec.units import format_duration
-from isthmus.topology.spec.world import (
-    Accelerator,
-    Detection,
-    Launcher,
-    Link,
-    Site,
-    Topology,
-)
+from isthmus.topology.spec.world import AUTO, Detection, Link, Measured, Site, Topology
 from isthmus.topology.text.yaml_document import Document
 
+_GATEWAYS = ("wan", "gateways_per_node")
+_OF_LIKE = {
+    "nodes": ("nodes",),
+    "accelerators_per_node": ("accelerators_per_node",),
+    "accelerator": ("accelerator",),
+    "fabric": ("fabric",),
+    "launcher": ("launcher",),
+    "prologue": ("prologue",),
+    "nic_bytes_per_s": ("wan", "nic"),
+    "gateways_per_node": _GATEWAYS,
+}
+"""The fields that a site has from the one that it is like, with their keys."""
 
-def resolve(document: Document, model: TopologyModel) -> Topology:
+
+def resolve(document: Document, written: Topology) -> Topology:
     """Return the topology of a document that has no problems so far.
 
     Problems that only the resolved figures show are added to the document.
     """
-    sites = tuple(_site(document, model, index) for index in range(len(model.sites)))
-    _check_gateways(document, model, sites)
+    sites = tuple(_site(document, written, index) for index in range(len(written.sites)))
+    _check_gateways(document, sites)
     _check_hosts(document, sites)
-    links = [_link(each, sites, model.emulation.described) for each in model.links]
-    failure = model.failure
-    topology = Topology(
-        name=model.name,
-        sites=sites,
-        links=tuple(
-            direction
-            for link, each in zip(links, model.links, strict=True)
-            for direction in ([link] if each.oneway else [link, _reversed(link)])
-        ),
-        failure=failure,
-        coordinator=model.coordinator.bind,
-        coordinator_told=model.coordinator.address,
-        coordinator_site=model.coordinator.site,
-        security=model.security.mode,
-        tls=model.security.resolved(),
-        emulate=model.emulate,
-        emulator=model.emulator,
-        emulation=model.emulation,
+    links = [_link(each, sites, written.emulation.described) for each in written.links]
+    _check_rtts(document, written.failure, links)
+    both_ways = (
+        direction
+        for link in links
+        for direction in ([link] if link.is_oneway else [link, _reversed(link)])
     )
-    _check_rtts(document, failure, links)
-    return topology
+    return dataclasses.replace(written, accelerators={}, sites=sites, links=tuple(both_ways))
 
 
-def _site(document: Document, model: TopologyModel, index: int) -> Site:
+def _site(document: Document, written: Topology, index: int) -> Site:
     """Return a site whose missing keys come from its chain of `like`."""
-    own = model.sites[index]
-    chain = [model.sites[each] for each in ancestry(document, index)]
-
-    def nearest(key: str) -> Any:  # noqa: ANN401 - each key has its type
-        found = (getattr(each, key) for each in chain)
-        return next((value for value in found if value is not None), None)
-
-    wan = own.wan or WanModel(interfaces=[])
-    rates = (each.wan.nic for each in chain if each.wan is not None)
-    counts = (each.wan.gateways_per_node for each in chain if each.wan is not None)
-    gateways = next((count for count in counts if count is not None), AUTO)
-    return Site(
-        name=own.name,
-        index=index,
-        nodes=nearest("nodes"),
-        accelerators_per_node=nearest("accelerators_per_node"),
-        accelerator=_accelerator(model, nearest("accelerator")),
-        address=_address(wan, own.hosts),
-        inbound=wan.inbound,
-        listening=wan.listening(),
-        hosts=tuple(own.hosts),
-        proxy=wan.proxy or "",
-        location=own.location,
-        fabric=nearest("fabric"),
-        launcher=nearest("launcher") or Launcher(),
-        nic_bytes_per_s=next((rate for rate in rates if rate is not None), None),
-        gateways_per_node=gateways if isinstance(gateways, int) else 1,
-        chooses_gateways=gateways == AUTO,
-        job_folder=own.job_folder or "",
-        prologue=tuple(nearest("prologue") or ()),
-    )
+    own, chain = written.sites[index], ancestry(document, index)
+    values: dict[str, Any] = {}
+    for name, path in _OF_LIKE.items():
+        having = (at for at in chain if document.get("sites", at, *path) is not None)
+        if (at := next(having, None)) is not None:
+            values[name] = getattr(written.sites[at], name)
+            if path == _GATEWAYS:
+                values["chooses_gateways"] = document.get("sites", at, *path) == AUTO
+    name = values["accelerator"].name
+    accelerator = written.accelerators.get(name) or catalogue()[name].accelerator
+    values["accelerator"] = dataclasses.replace(accelerator, name=name)
+    values.setdefault("chooses_gateways", True)
+    return dataclasses.replace(own, index=index, like=None, **values)
 
 
-def _address(wan: WanModel, hosts: Sequence[str]) -> str:
-    """Return the host that peers dial (of several machines the first), if the file has it."""
-    if wan.interfaces:
-        return wan.address or ""
-    return hosts[0] if hosts else wan.address or wan.bind or LOOPBACK
-
-
-def _check_gateways(document: Document, model: TopologyModel, sites: tuple[Site, ...]) -> None:
+def _check_gateways(document: Document, sites: tuple[Site, ...]) -> None:
     """Add a problem if a node's ranks or ports cannot be divided among its gateways."""
-    for written, site in zip(model.sites, sites, strict=True):
+    for site in sites:
         ranks, gateways = site.accelerators_per_node, site.gateways_per_node
-        ports = site.listening.ports
-        if ports is not None and len(ports) < gateways:
+        path = ("sites", site.index)
+        if site.ports is not None and len(site.ports) < gateways:
             message = (
-                f"want {gateways} ports or more, one for each gateway of a node; got {len(ports)}"
+                f"want {gateways} ports or more, one for each gateway of a node; "
+                f"got {len(site.ports)}"
             )
-            document.add(("sites", site.index, "wan", "ports"), message)
+            document.add((*path, "wan", "ports"), message)
         if ranks % gateways == 0:
             continue
         fits = ", ".join(str(count) for count in range(1, ranks + 1) if ranks % count == 0)
@@ -118,10 +77,10 @@ def _check_gateways(document: Document, model: TopologyModel, sites: tuple[Site,
             f"{gateways} gateways cannot divide the {ranks} ranks of a node evenly: want "
             f"gateways_per_node to be one of {fits}"
         )
-        if written.wan is not None and written.wan.gateways_per_node is not None:
-            document.add(("sites", site.index, "wan", "gateways_per_node"), message)
-        elif written.accelerators_per_node is not None:
-            document.add(("sites", site.index, "accelerators_per_node"), message)
+        if document.get(*path, *_GATEWAYS) is not None:
+            document.add((*path, *_GATEWAYS), message)
+        elif document.get(*path, "accelerators_per_node") is not None:
+            document.add((*path, "accelerators_per_node"), message)
 
 
 def _check_hosts(document: Document, sites: tuple[Site, ...]) -> None:
@@ -138,77 +97,55 @@ def _check_hosts(document: Document, sites: tuple[Site, ...]) -> None:
             document.add(("sites", site.index), message)
 
 
-def _accelerator(model: TopologyModel, name: str) -> Accelerator:
-    """Return the accelerator defined in the file, else that of the catalogue."""
-    written = model.accelerators.get(name)
-    return catalogue()[name].accelerator if written is None else accelerator_of(name, written)
-
-
-def _link(written: LinkModel, sites: tuple[Site, ...], stated: float) -> Link:
-    """Return the direction from the first site to the second; measured figures win.
+def _link(link: Link, sites: tuple[Site, ...], stated: float) -> Link:
+    """Return a written link with its figures; measured ones win.
 
     A run is given `stated` times its bandwidth.
     """
-    source, target = written.between
-    measured = written.measured or MeasuredModel()
-    bandwidth = written.bandwidth if measured.bandwidth is None else measured.bandwidth
+    measured, usable = link.measured, link.share * stated
+    bandwidth = measured.bytes_per_s or link.described_bytes_per_s
     assert bandwidth is not None, "isthmus.topology.documents.references has checked it"
-    distance_km = _distance_km(written, sites)
-    rtt_s, rtt_origin = _rtt(written, distance_km)
-    is_measured = measured.bandwidth is not None
-    described = written.bandwidth if is_measured else None
-    return Link(
-        source=source,
-        target=target,
-        bytes_per_s=bandwidth * written.share * stated,
+    distance_km = _distance_km(link, sites)
+    rtt_s, rtt_origin = _described_rtt(link, distance_km)
+    described_rtt_s = None
+    if measured.rtt_s is not None:
+        described_rtt_s, rtt_s, rtt_origin = rtt_s, measured.rtt_s, "measured"
+    assert rtt_s is not None, "isthmus.topology.documents.references has checked it"
+    is_measured, described = measured.bytes_per_s is not None, link.described_bytes_per_s
+    return dataclasses.replace(
+        link,
+        bytes_per_s=bandwidth * usable,
+        bandwidth_origin="measured" if is_measured else "bandwidth",
+        described_bytes_per_s=described * usable if is_measured and described else None,
         rtt_s=rtt_s,
         rtt_origin=rtt_origin,
-        jitter_s=written.jitter if measured.jitter is None else measured.jitter,
-        loss=written.loss if measured.loss is None else measured.loss,
-        egress_usd_per_byte=written.egress or 0.0,
-        max_flows=written.max_flows,
-        congestion=written.congestion,
-        window_bytes=written.window,
+        described_rtt_s=described_rtt_s,
         distance_km=distance_km,
-        share=written.share,
-        schedule=tuple(written.schedule),
-        bandwidth_origin="measured" if is_measured else "bandwidth",
-        described_bytes_per_s=None if described is None else described * written.share * stated,
-        described_rtt_s=_described_rtt_s(written, distance_km),
+        jitter_s=link.jitter_s if measured.jitter_s is None else measured.jitter_s,
+        loss=link.loss if measured.loss is None else measured.loss,
+        measured=Measured(),
         measured_at=measured.at,
     )
 
 
-def _distance_km(written: LinkModel, sites: tuple[Site, ...]) -> float | None:
-    if written.distance is not None:
-        return written.distance
+def _distance_km(link: Link, sites: tuple[Site, ...]) -> float | None:
+    if link.distance_km is not None:
+        return link.distance_km
     places = {site.name: site.location for site in sites}
-    one, other = (places[name] for name in written.between)
+    one, other = (places[name] for name in link.ends)
     return None if one is None or other is None else great_circle_km(one, other)
 
 
-def _rtt(written: LinkModel, distance_km: float | None) -> tuple[float, str]:
-    """Return the RTT in seconds, and its origin."""
-    if written.measured is not None and written.measured.rtt is not None:
-        return written.measured.rtt, "measured"
-    if written.rtt is not None:
-        return written.rtt, "rtt"
-    assert distance_km is not None, "isthmus.topology.documents.references has checked it"
-    origin = "locations" if written.distance is None else "distance"
-    return rtt_of_distance(distance_km), origin
-
-
-def _described_rtt_s(written: LinkModel, distance_km: float | None) -> float | None:
-    """Return the described RTT of a link that also has a measured one; else None."""
-    if written.measured is None or written.measured.rtt is None:
-        return None
-    if written.rtt is not None:
-        return written.rtt
-    return None if distance_km is None else rtt_of_distance(distance_km)
+def _described_rtt(link: Link, distance_km: float | None) -> tuple[float | None, str]:
+    """Return the RTT in seconds that the topology describes, and its origin."""
+    if link.described_rtt_s is not None:
+        return link.described_rtt_s, "rtt"
+    origin = "locations" if link.distance_km is None else "distance"
+    return None if distance_km is None else rtt_of_distance(distance_km), origin
 
 
 def _reversed(link: Link) -> Link:
-    return dataclasses.replace(link, source=link.target, target=link.source)
+    return dataclasses.replace(link, ends=(link.target, link.source))
 
 
 def _check_rtts(document: Document, failure: Detection, links: list[Link]) -> None:

@@ -24,8 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from isthmus.topology.faults.loading import MAX_FAULTS
-from isthmus.topology.faults.script import Pair
+from isthmus.topology.faults.script import MAX_FAULTS, Pair
 from isthmus.topology.spec.errors import ConfigError, Problem
 from isthmus.topology.spec.suggest import did_you_mean, one_of
 from isthmus.topology.spec.world import Topology

@@ -1,132 +1,31 @@
 """Reads a fault script: YAML to FaultScript, with every mistake at its line and column. Pure.
 
-The pydantic models define what a user may write. Further checks cover combinations of keys, and
-that sites and links exist. They use plain values, not the models, so that they also run when
-another part of the file is wrong, and all mistakes are reported at once. They skip values of a
-wrong type, which topology/text/validation.py reports.
+`Fault` defines what a user may write. Further checks cover combinations of keys, and that sites and
+links exist. They use plain values, not the classes, so that they also run when another part of the
+file is wrong, and all mistakes are reported at once. They skip values of a wrong type, which
+topology/text/validation.py reports.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field, PlainValidator, WithJsonSchema
+from collections.abc import Sequence
+from dataclasses import replace
 
 from isthmus.topology.faults.script import (
     ACTIONS,
     Fault,
     FaultScript,
     Pair,
-    Process,
     Span,
     figures_of,
+    parse_span,
 )
-from isthmus.topology.spec.suggest import did_you_mean, one_of, shown
-from isthmus.topology.spec.units import DURATION, format_duration, parse_duration
+from isthmus.topology.spec.suggest import did_you_mean, one_of
+from isthmus.topology.spec.units import format_duration
 from isthmus.topology.spec.world import Topology
-from isthmus.topology.spec.yaml_keys import Duration, Loss, Rate, Version
-from isthmus.topology.spec.yaml_models import Strict
+from isthmus.topology.spec.yaml_models import model_of
 from isthmus.topology.text.validation import validate
 from isthmus.topology.text.yaml_document import Document, Path, read_with_overrides
-
-MAX_FAULTS = 1000
-
-
-def parse_span(value: object) -> Span:
-    """Return a time, or a range of times as `8s..10s`; ValueError for anything else."""
-    low, dots, high = value.partition("..") if isinstance(value, str) else (value, "", "")
-    if not dots:
-        time_s = parse_duration(value)
-        return Span(time_s, time_s)
-    span = Span(parse_duration(low), parse_duration(high))
-    if span.low_s > span.high_s:
-        raise ValueError(f"want the earlier time first, got {shown(value)}")
-    return span
-
-
-def _lasting(value: object) -> Span:
-    span = parse_span(value)
-    if span.low_s < SHORTEST_S:
-        raise ValueError(f"want at least 1ms, got {shown(value)}")
-    return span
-
-
-def _healed(value: object) -> tuple[str, ...]:
-    """Return the two names of a link; empty for `all`."""
-    if value == "all":
-        return ()
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(each, str) for each in value):
-        return tuple(value)
-    raise ValueError(f"want all, or two sites as [a, b]; got {shown(value)}")
-
-
-SHORTEST_S = 0.001
-"""Shortest duration of a fault: an emulator can hardly do less, and flaps must end."""
-
-_TIME = DURATION.pattern.strip("^$")
-_SPAN_SCHEMA = WithJsonSchema(
-    {"type": "string", "pattern": rf"^{_TIME}(\.\.{_TIME})?$", "examples": ["5s", "8s..10s"]}
-)
-_HEAL_SCHEMA = WithJsonSchema(
-    {
-        "anyOf": [
-            {"const": "all"},
-            {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2},
-        ]
-    }
-)
-When = Annotated[Span, PlainValidator(parse_span), _SPAN_SCHEMA]
-Lasting = Annotated[Span, PlainValidator(_lasting), _SPAN_SCHEMA]
-Healed = Annotated[tuple[str, ...], PlainValidator(_healed), _HEAL_SCHEMA]
-Ends = Annotated[list[str], Field(min_length=2, max_length=2)]
-Groups = Annotated[list[Annotated[list[str], Field(min_length=1)]], Field(min_length=2)]
-
-
-class FaultModel(Strict):
-    """One fault: a time, exactly one action, and what belongs to it."""
-
-    at: Annotated[When, Field(description="Since the script began; a range is drawn from.")]
-    link: Annotated[Ends | None, Field(description="Other figures: rate, rtt, jitter, loss.")] = (
-        None
-    )
-    partition: Annotated[
-        Groups | None, Field(description="Cut every link between sites of different groups.")
-    ] = None
-    cut: Annotated[Ends | None, Field(description="Nothing arrives, and nobody is told.")] = None
-    flap: Annotated[Ends | None, Field(description="Cut again and again: down, up, for.")] = None
-    heal: Annotated[
-        Healed | None, Field(description="End what has been done to a link, or to all.")
-    ] = None
-    pause: Annotated[str | None, Field(description="Stop processes of a site.")] = None
-    kill: Annotated[str | None, Field(description="SIGKILL processes of a site.")] = None
-    what: Annotated[
-        Process | None,
-        Field(description="Of a pause or kill: which processes; else all of the site."),
-    ] = None
-    reset: Annotated[Ends | None, Field(description="Reset the connections of two sites.")] = None
-    for_: Annotated[
-        Lasting | None, Field(alias="for", description="How long; else until it is healed.")
-    ] = None
-    oneway: Annotated[bool | None, Field(description="From the first site to the second only.")] = (
-        None
-    )
-    rate: Rate | None = None
-    rtt: Annotated[Duration | None, Field(description="There and back: half of it each way.")] = (
-        None
-    )
-    jitter: Duration | None = None
-    loss: Loss | None = None
-    up: Annotated[Lasting | None, Field(description="Of a flap, between two cuts.")] = None
-    down: Annotated[Lasting | None, Field(description="Of a flap, of each cut.")] = None
-
-
-class FaultsModel(Strict):
-    """A fault script: what happens to the emulated WAN, and when."""
-
-    version: Version
-    seed: Annotated[int, Field(ge=0, lt=1 << 63, description="Of every time that is drawn.")] = 0
-    faults: Annotated[list[FaultModel], Field(min_length=1, max_length=MAX_FAULTS)]
-
 
 _FIGURES = ("rate", "rtt", "jitter", "loss")
 _BELONGING = {
@@ -142,7 +41,7 @@ _BELONGING = {
 """Keys that are allowed beside each action and `at`."""
 _REQUIRED = {"flap": ("up", "down", "for"), "pause": ("for",)}
 _BETWEEN_TWO = ("link", "cut", "flap", "heal", "reset")
-_KEYS = frozenset(field.alias or name for name, field in FaultModel.model_fields.items())
+_KEYS = frozenset(model_of(Fault).model_fields)
 
 MAX_FLAPS = 10_000
 """Limit on the cuts of one flap."""
@@ -174,7 +73,7 @@ def directions(topology: Topology, ends: Pair, *, oneway: bool) -> tuple[Pair, .
     return tuple(pair for pair in pairs if topology.link(*pair) is not None)
 
 
-def crossing(topology: Topology, groups: list[list[str]]) -> tuple[Pair, ...]:
+def crossing(topology: Topology, groups: Sequence[Sequence[str]]) -> tuple[Pair, ...]:
     """Return the links between sites of different groups; a site in none keeps all of its own."""
     group = {name: index for index, names in enumerate(groups) for name in names}
     return tuple(
@@ -331,56 +230,29 @@ def faults_of(document: Document, topology: Topology) -> FaultScript:
     Raises:
         ConfigError: with every problem, each at its line and column.
     """
-    model = _read(document, topology)
-    return FaultScript(
-        seed=model.seed,
-        faults=tuple(_fault(written, topology) for written in model.faults),
-        links=figures_of(topology),
-    )
+    script = _read(document, topology)
+    faults = tuple(replace(each, links=_links(each, topology)) for each in script.faults)
+    return replace(script, faults=faults, links=figures_of(topology))
 
 
-def _read(document: Document, topology: Topology | None) -> FaultsModel:
-    model = validate(document, FaultsModel)
+def _read(document: Document, topology: Topology | None) -> FaultScript:
+    script = validate(document, FaultScript)
     check_fault_references(document, topology)
     document.raise_problems()
-    assert model is not None, "a model that is not valid has problems"
-    return model
+    assert script is not None, "a script that is not valid has problems"
+    return script
 
 
-def _fault(written: FaultModel, topology: Topology) -> Fault:
-    action = next(each for each in ACTIONS if getattr(written, each) is not None)
-    return Fault(
-        action=action,
-        at_s=written.at,
-        for_s=written.for_,
-        links=_links(written, action, topology),
-        figures=_figures(written) if action == "link" else None,
-        up_s=written.up,
-        down_s=written.down,
-        site=written.pause or written.kill or "",
-        process=written.what or "site",
-    )
-
-
-def _links(written: FaultModel, action: str, topology: Topology) -> tuple[Pair, ...]:
-    if action in ("pause", "kill"):
+def _links(fault: Fault, topology: Topology) -> tuple[Pair, ...]:
+    """Return the links that a fault changes."""
+    if fault.partition is not None:
+        return crossing(topology, fault.partition)
+    ends = fault.link or fault.cut or fault.flap or fault.reset or fault.heal
+    if fault.site or ends is None:
         return ()
-    if written.partition is not None:
-        return crossing(topology, written.partition)
-    ends = getattr(written, action)
     if not ends:  # heal: all
-        return tuple((link.source, link.target) for link in topology.links)
-    if action == "reset":  # connections have both directions
-        return ((ends[0], ends[1]),)
-    return directions(topology, (ends[0], ends[1]), oneway=bool(written.oneway))
-
-
-def _figures(written: FaultModel) -> dict[str, float]:
-    """Return the figures that a fault gives, by their names in Change."""
-    values = {
-        "bytes_per_s": written.rate,
-        "delay_s": None if written.rtt is None else written.rtt / 2,
-        "jitter_s": written.jitter,
-        "loss": written.loss,
-    }
-    return {name: value for name, value in values.items() if value is not None}
+        return tuple(link.ends for link in topology.links)
+    source, target = ends
+    if fault.reset is not None:  # connections have both directions
+        return ((source, target),)
+    return directions(topology, (source, target), oneway=fault.is_oneway)

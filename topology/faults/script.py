@@ -21,13 +21,31 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_fields import to_json
-from isthmus.topology.spec.units import format_duration, format_fraction, format_rate
+from isthmus.topology.spec.suggest import shown
+from isthmus.topology.spec.units import (
+    DURATION,
+    format_duration,
+    format_fraction,
+    format_rate,
+    parse_duration,
+)
 from isthmus.topology.spec.world import Topology
+from isthmus.topology.spec.yaml_keys import (
+    Bounds,
+    Duration,
+    Key,
+    Loss,
+    Rate,
+    Read,
+    Section,
+    Unwritten,
+    choice,
+)
 
 KINDS = ("shape", "cut", "heal", "reset")
 FIGURES = ("bytes_per_s", "delay_s", "jitter_s", "loss")
@@ -90,7 +108,7 @@ class Change:
         return f"{self.source} -> {self.target}: {told}"
 
 
-Process = Literal["site", "agent", "gateway", "torchrun", "rank"]
+PROCESSES = ("site", "agent", "gateway", "torchrun", "rank")
 """The processes of a pause or kill: all of a site's, its agent only, its first gateway, its first
 node's torchrun, or its first rank."""
 
@@ -102,7 +120,7 @@ class Pause:
     site: str
     is_paused: bool
     """Whether they stop; False: they go on."""
-    process: Process = "site"
+    process: str = "site"
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -119,7 +137,7 @@ class Kill:
     """A kill: processes of a site get SIGKILL."""
 
     site: str
-    process: Process = "site"
+    process: str = "site"
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -161,36 +179,119 @@ class Span:
     high_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """One entry of a script, its names resolved."""
+def parse_span(value: object) -> Span:
+    """Return a time, or a range of times as `8s..10s`; ValueError for anything else."""
+    low, dots, high = value.partition("..") if isinstance(value, str) else (value, "", "")
+    if not dots:
+        time_s = parse_duration(value)
+        return Span(time_s, time_s)
+    span = Span(parse_duration(low), parse_duration(high))
+    if span.low_s > span.high_s:
+        raise ValueError(f"want the earlier time first, got {shown(value)}")
+    return span
 
-    action: str
-    """One of ACTIONS."""
-    at_s: Span
-    """The time when it begins."""
-    for_s: Span | None = None
-    """The time that it lasts; None: until it is healed."""
-    links: tuple[Pair, ...] = ()
+
+def _lasting(value: object) -> Span:
+    span = parse_span(value)
+    if span.low_s < SHORTEST_S:
+        raise ValueError(f"want at least 1ms, got {shown(value)}")
+    return span
+
+
+def _healed(value: object) -> tuple[str, ...]:
+    """Return the two names of a link; empty for `all`."""
+    if value == "all":
+        return ()
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    raise ValueError(f"want all, or two sites as [a, b]; got {shown(value)}")
+
+
+SHORTEST_S = 0.001
+"""Shortest duration of a fault: an emulator can hardly do less, and flaps must end."""
+MAX_FAULTS = 1000
+
+_TIME = DURATION.pattern.strip("^$")
+_SPAN = {"type": "string", "pattern": rf"^{_TIME}(\.\.{_TIME})?$", "examples": ["5s", "8s..10s"]}
+_ENDS = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
+When = Annotated[Span, Read(parse_span, _SPAN)]
+Lasting = Annotated[Span, Read(_lasting, _SPAN)]
+Healed = Annotated[tuple[str, ...], Read(_healed, {"anyOf": [{"const": "all"}, _ENDS]})]
+Group = Annotated[tuple[str, ...], Bounds(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault(Section):
+    """One fault: a time, exactly one action, and what belongs to it."""
+
+    at_s: Annotated[When, Key("at")]
+    """Since the script began; a range is drawn from."""
+    link: Pair | None = None
+    """Other figures: rate, rtt, jitter, loss."""
+    partition: Annotated[tuple[Group, ...], Bounds(min_length=2)] | None = None
+    """Cut every link between sites of different groups."""
+    cut: Pair | None = None
+    """Nothing arrives, and nobody is told."""
+    flap: Pair | None = None
+    """Cut again and again: down, up, for."""
+    heal: Healed | None = None
+    """End what has been done to a link, or to all."""
+    pause: str | None = None
+    """Stop processes of a site."""
+    kill: str | None = None
+    """SIGKILL processes of a site."""
+    process: Annotated[str, choice(PROCESSES), Key("what")] = "site"
+    """Of a pause or kill: which processes; site: all of them."""
+    reset: Pair | None = None
+    """Reset the connections of two sites."""
+    for_s: Annotated[Lasting | None, Key("for")] = None
+    """How long; else until it is healed."""
+    is_oneway: Annotated[bool, Key("oneway")] = False
+    """From the first site to the second only."""
+    bytes_per_s: Annotated[Rate | None, Key("rate")] = None
+    rtt_s: Annotated[Duration | None, Key("rtt")] = None
+    """There and back: half of it each way."""
+    jitter_s: Annotated[Duration | None, Key("jitter")] = None
+    loss: Loss | None = None
+    up_s: Annotated[Lasting | None, Key("up")] = None
+    """Of a flap, between two cuts."""
+    down_s: Annotated[Lasting | None, Key("down")] = None
+    """Of a flap, of each cut; it begins with one."""
+    links: Annotated[tuple[Pair, ...], Unwritten] = ()
     """The directed links that it changes; for `reset` one of the two between the sites."""
-    figures: Figures | None = None
-    """The new figures of a `link` fault; the others stay."""
-    up_s: Span | None = None
-    """The time that links work between two cuts of a `flap`."""
-    down_s: Span | None = None
-    """The time that links are cut in a `flap`, which begins with a cut."""
-    site: str = ""
-    """The name of the site that a `pause` stops or a `kill` ends."""
-    process: Process = "site"
+
+    @property
+    def action(self) -> str:
+        """The one of ACTIONS that it is."""
+        return next(each for each in ACTIONS if getattr(self, each) is not None)
+
+    @property
+    def site(self) -> str:
+        """The site that a `pause` stops or a `kill` ends; else nothing."""
+        return self.pause or self.kill or ""
+
+    @property
+    def figures(self) -> Figures | None:
+        """The new figures of a `link`, by their names in Change; the others stay."""
+        values = {
+            "bytes_per_s": self.bytes_per_s,
+            "delay_s": None if self.rtt_s is None else self.rtt_s / 2,
+            "jitter_s": self.jitter_s,
+            "loss": self.loss,
+        }
+        given = {name: value for name, value in values.items() if value is not None}
+        return None if self.link is None else given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaultScript:
-    """A fault script for one topology."""
+class FaultScript(Section):
+    """A fault script: what happens to the emulated WAN, and when."""
 
-    seed: int
-    faults: tuple[Fault, ...]
-    links: Mapping[Pair, Figures]
+    is_document: ClassVar[bool] = True
+    seed: Annotated[int, Bounds(ge=0, lt=1 << 63)] = 0
+    """Of every time that is drawn."""
+    faults: Annotated[tuple[Fault, ...], Bounds(min_length=1, max_length=MAX_FAULTS)]
+    links: Annotated[Mapping[Pair, Figures], Unwritten] = field(default_factory=dict)
     """Every directed link of the topology, with all its figures as configured."""
 
 

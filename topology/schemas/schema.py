@@ -6,16 +6,16 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from isthmus.topology.faults.loading import FaultsModel
-from isthmus.topology.models.topology_model import TopologyModel
+from isthmus.topology.faults.script import FaultScript
 from isthmus.topology.spec.job import Job
+from isthmus.topology.spec.world import Topology
 from isthmus.topology.spec.yaml_models import model_of
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMAS: dict[str, type[BaseModel]] = {
-    "topology": TopologyModel,
+    "topology": model_of(Topology),
     "job": model_of(Job),
-    "faults": FaultsModel,
+    "faults": model_of(FaultScript),
 }
 """The models that check documents, by document kind."""
 

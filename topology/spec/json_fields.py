@@ -165,7 +165,7 @@ class _Reader:
 
 def _key(kind: Any, key: object, where: str) -> str | int:  # noqa: ANN401 - any annotation
     """Return a mapping's key; JSON writes every key as a text."""
-    if kind is str and isinstance(key, str):
+    if isinstance(key, str) and kind is not int:
         return key
     if isinstance(key, int) or (
         isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 10

@@ -77,7 +77,7 @@ def lanes_of(site: Site, topology: Topology, cores: int | None) -> Lanes:
         topology: the sites that exchange, and their links.
         cores: for the processes of one node; None: not known, and enough.
     """
-    ranks, card, ports = site.accelerators_per_node, site.nic_bytes_per_s, site.listening.ports
+    ranks, card, ports = site.accelerators_per_node, site.nic_bytes_per_s, site.ports
     asked = {LINKS: _lanes_for(_link_bytes_per_s(site, topology) / site.nodes)}
     if card is not None:
         asked[CARD] = _lanes_for(card)

@@ -1,32 +1,47 @@
-"""A resolved topology: sites and directed links, with all figures in base units.
+"""A topology: sites and directed links, with all figures in base units, and how a user writes them.
 
-Made from YAML by topology/documents/load.py; frozen. Rates are bytes per second, times are seconds.
+topology/documents/resolve.py gives sites what they have from others (`like`), and links their
+measured figures; each class has the same fields before and afterwards. Rates are bytes per second,
+times are seconds.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, ClassVar, Self
 
-from isthmus.topology.spec.addresses import Host, Jump
+from isthmus.topology.spec.addresses import HOST, Host, Jump
 from isthmus.topology.spec.suggest import shown
 from isthmus.topology.spec.units import BDP, SIZE, UnitError, parse_size
 from isthmus.topology.spec.yaml_keys import (
     Bounds,
+    Checked,
+    Compute,
     Count,
+    Derived,
+    Distance,
     Duration,
     Key,
     KeyedError,
+    Loss,
+    Name,
     Number,
     PositiveDuration,
+    PricePerByte,
+    PricePerHour,
     Rate,
     Read,
     Section,
     Share,
+    Size,
     Text,
+    Unwritten,
     Word,
+    WrittenAs,
     choice,
     flag,
+    number_or,
 )
 
 EMULATORS = ("auto", "relay", "netns")
@@ -43,8 +58,22 @@ EARLY_ENDS = ("go_on", "end")
 LAUNCHERS = ("local", "ssh", "slurm")
 CONGESTION = ("cubic", "reno", "bbr")
 """The congestion controls of TCP, by their names in the kernel."""
+DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 MAX_FLOWS = 32
 """Limit on competing flows on a link: two processes carry them all."""
+MAX_SITES = 64
+MAX_RANKS_PER_NODE = 128
+PROLOGUE_MAX = 100
+"""Limit on the lines before a site's ranks."""
+LOOPBACK = "127.0.0.1"
+AUTO = "auto"
+MFU = 0.4
+"""Default MFU: the share of an accelerator's peak that a large model's training step reaches.
+
+Reported: 38 to 43 % for Llama 3 405B on 8,192 to 16,384 H100s (arXiv 2407.21783, table 4), 41 to
+42 % for Nemotron-4 340B on 6,144 H100s (arXiv 2406.11704), 46 % for PaLM 540B on 6,144 TPU v4s
+(arXiv 2204.02311).
+"""
 _CLOCK = r"^([01][0-9]|2[0-3]):[0-5][0-9]$|^24:00$"
 
 
@@ -67,16 +96,25 @@ class Location(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accelerator:
-    """One accelerator of a site."""
+class Accelerator(Section):
+    """What computes in a site."""
 
-    name: str
-    peak_flops_per_s: Mapping[str, float]
-    """Peak FLOP/s by dtype: `bf16`, `fp32`, ..."""
-    memory_bytes: int
-    mfu: float
-    """Model FLOPs utilisation that a step reaches, 0 to 1."""
-    price_usd_per_h: float | None = None
+    name: Annotated[str, Unwritten] = ""
+    peak_flops_per_s: Annotated[
+        Mapping[Annotated[str, choice(DTYPES)], Compute],
+        Key("peak", is_required=True),
+        Bounds(min_length=1),
+    ] = field(default_factory=dict)
+    """By dtype."""
+    memory_bytes: Annotated[Size, Key("memory", is_required=True)] = 0
+    mfu: Share = MFU
+    """Model FLOPs utilisation that a step reaches."""
+    price_usd_per_h: Annotated[PricePerHour | None, Key("price")] = None
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """Return an accelerator of which only the name is known."""
+        return cls(name=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,66 +167,118 @@ class PortRange:
         return self.last - self.first + 1
 
 
+def parse_ports(value: object) -> PortRange:
+    """Parse a range such as `29500-29600`; ValueError for anything else."""
+    found = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", value) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError(f"want FIRST-LAST, as 29500-29600; got {shown(value)}")
+    ports = PortRange(first=int(found[1]), last=int(found[2]))
+    if not 0 < ports.first <= ports.last < 65536:
+        raise ValueError(f"want ports from 1 to 65535, the lower one first; got {shown(value)}")
+    return ports
+
+
+PORTS = Read(
+    parse_ports,
+    {"type": "string", "pattern": "^[0-9]{1,5}-[0-9]{1,5}$", "examples": ["29500-29600"]},
+)
+_PROXY = rf"^http://(\[[0-9A-Fa-f:.]+\]|{HOST}):[0-9]{{1,5}}/?$"
+
+
+def _proxy(value: str) -> str:
+    if re.fullmatch(_PROXY, value) is None:
+        # The value is not shown, for it may have a password.
+        raise ValueError("want http://HOST:PORT; user and password only in $ISTHMUS_PROXY")
+    return value
+
+
+def _absolute(value: str) -> str:
+    if not value.startswith("/"):
+        raise ValueError(f"want a path from the root on, as /data/project; got {shown(value)}")
+    return value
+
+
+Proxy = Annotated[
+    str,
+    Checked(
+        _proxy, {"type": "string", "pattern": _PROXY, "examples": ["http://proxy.example:3128"]}
+    ),
+]
+AbsolutePath = Annotated[Text, Checked(_absolute)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listening:
-    """The listening addresses of a site's gateways, if they differ from the dialled ones."""
-
-    told: str = ""
-    """Host that others dial; empty: the bound one."""
-    bind: str = ""
-    """Host that gateways bind; empty: the site's address."""
-    interfaces: tuple[str, ...] = ()
-    """Network interfaces whose addresses a node's gateways bind instead, in turn."""
-    ports: PortRange | None = None
-    """Ports to bind, one per gateway; None: any."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class Site(Section):
     """One data center."""
 
-    name: str
-    index: int
+    parts: ClassVar[Mapping[str, str]] = {"wan": "How a site meets the WAN."}
+    name: Name
+    index: Annotated[int, Unwritten] = 0
     """Position in the topology: the order in which contributions are summed."""
-    nodes: int
-    accelerators_per_node: int
-    accelerator: Accelerator
-    address: str
-    """Host that peers dial, if known before gateways listen; empty if it follows from their
-    `interfaces`."""
-    inbound: bool = True
-    """Whether its gateways can be dialled; otherwise they dial for both directions."""
-    listening: Listening = field(default=Listening(), compare=False)
-    """Listening addresses of its gateways, which do not affect a run."""
-    proxy: str = field(default="", compare=False)
-    """URL of the HTTP proxy between its agent and the coordinator; empty: there is none."""
+    like: str | None = None
+    """Another site, whose nodes, accelerators, fabric, wan (its nic and gateways_per_node),
+    launcher and prologue this one has unless it says otherwise. Never its location."""
     location: Location | None = None
+    nodes: Annotated[Count, Derived] = 1
+    """Machines."""
+    hosts: tuple[Host, ...] = field(default=(), compare=False)
+    """Of the site's machines, one a node, the agent's first: by which they reach each other, and
+    where their gateways listen unless wan.interfaces says. [one machine; with launcher: slurm those
+    of its allocation]"""
+    accelerators_per_node: Annotated[int, Bounds(ge=1, le=MAX_RANKS_PER_NODE), Derived] = 1
+    """One rank each."""
+    accelerator: Annotated[Accelerator, WrittenAs(str, Accelerator.named), Derived] = Accelerator()
+    """A name under accelerators, or of one that ships."""
     fabric: Fabric | None = None
-    launcher: Launcher = field(default=Launcher(), compare=False)
-    """Launcher of its agent, which does not affect a run."""
-    hosts: tuple[str, ...] = field(default=(), compare=False)
-    """Hosts of its nodes, the agent's first; empty: all on the agent's host, or chosen by Slurm.
-    They do not affect a run."""
-    nic_bytes_per_s: float | None = None
-    """Bytes per second that each node can send towards the WAN; None: as much as its links
-    carry."""
-    gateways_per_node: int = 1
-    """Gateways that divide the ranks of a node among them: a divisor of accelerators_per_node. 1
-    while it has yet to be decided."""
-    chooses_gateways: bool = field(default=False, compare=False)
+    gateways_per_node: Annotated[
+        int, Key("wan.gateways_per_node"), number_or(AUTO, MAX_RANKS_PER_NODE, 1)
+    ] = 1
+    """Processes that carry a node's traffic, each that of as many ranks; auto: as many as its
+    links, its card and its cores ask for."""
+    chooses_gateways: Annotated[bool, Unwritten] = field(default=False, compare=False)
     """Whether `gateways_per_node` has yet to be decided, for a run (topology/spec/lanes.py)."""
-    job_folder: str = field(default="", compare=False)
-    """Folder at the site that corresponds to the folder of the job file; empty: the same path, or
-    what is carried there."""
-    prologue: tuple[str, ...] = field(default=(), compare=False)
-    """Lines of bash before the ranks of each of its machines."""
+    nic_bytes_per_s: Annotated[Rate | None, Key("wan.nic")] = None
+    """Of each node, towards the WAN. [as much as its links carry]"""
+    address: Annotated[Host, Key("wan.address"), Derived] = ""
+    """Host that peers dial, and gateways bind unless bind or interfaces say otherwise. [127.0.0.1;
+    with interfaces theirs]"""
+    inbound: Annotated[bool, Key("wan.inbound")] = True
+    """false: behind NAT or a firewall, so that nobody can dial its gateways; they dial for both
+    directions."""
+    bind: Annotated[Host, Key("wan.bind"), Derived] = field(default="", compare=False)
+    """Host that gateways bind, where it is not the one that peers dial."""
+    interfaces: Annotated[tuple[Text, ...], Key("wan.interfaces")] = field(
+        default=(), compare=False
+    )
+    """Network interfaces whose addresses gateways bind, those of a node in turn; peers dial these
+    unless there is an address."""
+    proxy: Annotated[Proxy, Key("wan.proxy"), Derived] = field(default="", compare=False)
+    """HTTP proxy through which the site's agent reaches the coordinator."""
+    ports: Annotated[PortRange | None, PORTS, Key("wan.ports")] = field(default=None, compare=False)
+    """Gateways bind ports of this range, one each. [any]"""
+    launcher: Launcher = field(default=Launcher(), compare=False)
+    job_folder: Annotated[AbsolutePath, Derived] = field(default="", compare=False)
+    """Where the files of a job lie there, as they lie beside the job file here. [they are carried
+    there]"""
+    prologue: Annotated[tuple[Text, ...], Bounds(max_length=PROLOGUE_MAX)] = field(
+        default=(), compare=False
+    )
+    """Lines for a login shell (bash) before a job's ranks start: `module load cuda`, `source
+    env/bin/activate`. `$@` is the ranks' command."""
+
+    @property
+    def dialled(self) -> str:
+        """Host that peers dial, of several machines the first's; empty: known once they listen."""
+        if self.interfaces or self.address:
+            return self.address
+        return self.hosts[0] if self.hosts else self.bind or LOOPBACK
 
     @property
     def bound(self) -> str:
         """Host that its gateways bind; empty: unknown, or none."""
-        if not self.inbound or self.listening.interfaces:
+        if not self.inbound or self.interfaces:
             return ""
-        return self.listening.bind or self.address
+        return self.bind or self.dialled
 
     @property
     def num_ranks(self) -> int:
@@ -220,41 +310,78 @@ class Period(Section):
             raise KeyedError("to", "want another time than from")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """One direction between two sites."""
+def _instant(value: str) -> str:
+    try:
+        datetime.fromisoformat(value)
+    except ValueError as error:
+        raise ValueError(f"want a time as 2026-05-01T12:00:00Z, got {shown(value)}") from error
+    return value
 
-    source: str
-    target: str
-    bytes_per_s: float
-    """Bytes per second that a run may use, after the share; a measured figure overrides the
-    described one."""
-    rtt_s: float
-    rtt_origin: str
-    """The origin of the RTT: `measured`, `rtt`, `distance` or `locations`."""
-    jitter_s: float = 0.0
-    loss: float = 0.0
-    egress_usd_per_byte: float = 0.0
-    max_flows: int | None = None
-    window_bytes: int | None = None
-    congestion: str | None = None
-    """The congestion control of the source's TCP, by its name in the kernel; None: BBR where
-    gateways may choose it, else the host's."""
-    distance_km: float | None = None
-    """Kilometres as written, or between the sites' locations."""
-    share: float = 1.0
-    """Share of the link that a run may use; already applied to `bytes_per_s`."""
+
+Instant = Annotated[str, Checked(_instant, {"type": "string", "format": "date-time"})]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured(Section):
+    """What a probe found; wins over the described figures."""
+
+    bytes_per_s: Annotated[Rate | None, Key("bandwidth")] = None
+    rtt_s: Annotated[Duration | None, Key("rtt")] = None
+    jitter_s: Annotated[Duration | None, Key("jitter")] = None
+    loss: Loss | None = None
+    at: Instant | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link(Section):
+    """The WAN between two sites: full duplex, or one direction with `oneway: true`."""
+
+    ends: Annotated[tuple[str, str], Key("between")]
+    is_oneway: Annotated[bool, Key("oneway")] = field(default=False, compare=False)
+    """From the first site to the second only."""
+    described_bytes_per_s: Annotated[Rate | None, Key("bandwidth")] = field(
+        default=None, compare=False
+    )
+    """Of each direction."""
+    described_rtt_s: Annotated[Duration | None, Key("rtt")] = field(default=None, compare=False)
+    """There and back."""
+    distance_km: Annotated[Distance | None, Key("distance")] = None
+    """On the map; gives an RTT when none is known."""
+    jitter_s: Annotated[Duration, Key("jitter")] = 0.0
+    """Most that the delay of one direction varies."""
+    loss: Loss = 0.0
+    egress_usd_per_byte: Annotated[PricePerByte, Key("egress"), Derived] = 0.0
+    max_flows: Count | None = None
+    """TCP connections at most."""
+    window_bytes: Annotated[Size | None, Key("window")] = None
+    """TCP window of one connection at most."""
+    congestion: Annotated[str, choice(CONGESTION)] | None = None
+    """What TCP follows at the sender; else bbr where gateways may choose it, or the host's."""
+    share: Share = 1.0
+    """Of the bandwidth that a run may use."""
     schedule: tuple[Period, ...] = ()
-    bandwidth_origin: str = "bandwidth"
+    measured: Measured = field(default=Measured(), compare=False)
+    bytes_per_s: Annotated[float, Unwritten] = 0.0
+    """Bytes per second that a run may use, after the share; a measured figure overrides the
+    described one, which is None if there is no measured one, once the topology is resolved."""
+    bandwidth_origin: Annotated[str, Unwritten] = "bandwidth"
     """The origin of the bandwidth: `measured`, or `bandwidth`: as described."""
-    described_bytes_per_s: float | None = field(default=None, compare=False)
-    """Bytes per second that the topology describes beside a measured figure, the share applied;
-    else None. It changes no run."""
-    described_rtt_s: float | None = field(default=None, compare=False)
-    """Seconds of round trip that the topology describes beside a measured one; else None. It
-    changes no run."""
-    measured_at: str | None = None
+    rtt_s: Annotated[float, Unwritten] = 0.0
+    """Likewise of the round trip."""
+    rtt_origin: Annotated[str, Unwritten] = "rtt"
+    """The origin of the RTT: `measured`, `rtt`, `distance` or `locations`."""
+    measured_at: Annotated[str | None, Unwritten] = None
     """The time when a probe measured it, in ISO 8601."""
+
+    @property
+    def source(self) -> str:
+        """The site that sends."""
+        return self.ends[0]
+
+    @property
+    def target(self) -> str:
+        """The site that receives."""
+        return self.ends[1]
 
     @property
     def assumed_congestion(self) -> str:
@@ -272,6 +399,36 @@ class Endpoint:
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
+
+
+def parse_endpoint(value: object) -> Endpoint:
+    """Parse HOST:PORT, or [HOST]:PORT for IPv6; ValueError for anything else."""
+    found = re.fullmatch(rf"(\[[0-9A-Fa-f:.]+\]|{HOST}):([0-9]{{1,5}})", str(value))
+    if not isinstance(value, str) or found is None or int(found[2]) > 65535:
+        raise ValueError(f"want HOST:PORT, as 127.0.0.1:7443; got {shown(value)}")
+    return Endpoint(host=found[1].strip("[]"), port=int(found[2]))
+
+
+ENDPOINT = Read(parse_endpoint, {"type": "string", "examples": ["127.0.0.1:7443"]})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinator(Section):
+    """Where the control plane runs."""
+
+    site: str | None = None
+    """The site that hosts it."""
+    bind: Annotated[Endpoint, ENDPOINT, Key("bind", default=f"{LOOPBACK}:0")] = Endpoint(
+        host=LOOPBACK, port=0
+    )
+    """Where it listens; port 0 lets the system choose."""
+    address: Annotated[Endpoint | None, ENDPOINT] = field(default=None, compare=False)
+    """Where others dial it, where that is not what it binds."""
+
+    @property
+    def dialled(self) -> Endpoint:
+        """Where others dial it."""
+        return self.address or self.bind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,41 +527,48 @@ class Emulation(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
-    """PEM files; `{name}` in a path is the reading party: `coordinator`, `operator`, `eu.agent`."""
+class Security(Section):
+    """How the connections between sites are protected.
 
-    ca: str = "certs/ca.pem"
-    cert: str = "certs/{name}.pem"
-    key: str = "certs/{name}.key"
+    `{name}` in a path is who reads the file: `coordinator`, `operator`, `eu.agent`.
+    """
+
+    mode: Annotated[str, choice(SECURITY_MODES)] = "insecure"
+    """mtls: certificates. insecure: no TLS, and so loopback addresses only."""
+    ca: Text = field(default="certs/ca.pem", compare=False)
+    """PEM file of the authority's certificate."""
+    cert: Text = field(default="certs/{name}.pem", compare=False)
+    """PEM file; {name} is who reads it."""
+    key: Text = field(default="certs/{name}.key", compare=False)
+    """PEM file."""
+
+    @property
+    def tls_files(self) -> tuple[str, str, str] | None:
+        """The PEM files of authority, certificate and key; None: TLS is off."""
+        return (self.ca, self.cert, self.key) if self.mode == "mtls" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
-    """Sites, and the directed links between them."""
+class Topology(Section):
+    """A topology file: sites, and the WAN between them."""
 
-    name: str
-    sites: tuple[Site, ...]
-    links: tuple[Link, ...]
-    failure: Detection
-    coordinator: Endpoint
+    is_document: ClassVar[bool] = True
+    name: Name
+    accelerators: Mapping[Name, Accelerator] = field(default_factory=dict, compare=False)
+    """By name, instead of those that ship: `isthmus topology accelerators`."""
+    sites: Annotated[tuple[Site, ...], Bounds(min_length=1, max_length=MAX_SITES)]
+    links: tuple[Link, ...] = ()
+    coordinator: Coordinator = Coordinator()
+    failure: Detection = Detection()
+    security: Security = Security()
     emulate: bool = False
-    """Whether launch puts an emulated WAN between the sites' gateways."""
-    emulator: str = "auto"
-    """The kind of emulation, one of EMULATORS."""
+    """Put an emulated WAN between the sites, on this machine."""
+    emulator: Annotated[str, choice(EMULATORS)] = "auto"
     emulation: Emulation = Emulation()
-    """Conditions of the emulation. Links' `bytes_per_s` are those given to the run."""
-    coordinator_told: Endpoint | None = field(default=None, compare=False)
-    """Address at which the coordinator is dialled; None: where it listens."""
-    coordinator_site: str | None = None
-    """The site that hosts the coordinator, where one is named."""
-    security: str = "insecure"
-    """One of SECURITY_MODES. `insecure`: no TLS, and therefore only loopback addresses."""
-    tls: Tls | None = field(default=None, compare=False)
-    """Paths of certificates, with `mtls`; topologies that differ only here are equal."""
     _by_pair: Mapping[tuple[str, str], Link] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        pairs = {(link.source, link.target): link for link in self.links}
+        pairs = {link.ends: link for link in self.links}
         object.__setattr__(self, "_by_pair", pairs)
 
     def site(self, name: str) -> Site:

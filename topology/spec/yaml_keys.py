@@ -75,7 +75,7 @@ class Unwritten:
 
 
 class Derived:
-    """Marks a field whose default follows from other keys, in `of_keys`."""
+    """Marks a field whose default follows from other keys, or is not written as a value."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

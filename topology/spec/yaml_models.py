@@ -166,6 +166,8 @@ def _list_of(kind: Any) -> Any:  # noqa: ANN401 - an annotation
 def _field(field: dataclasses.Field[Any], written: Any, key: Key) -> Any:  # noqa: ANN401
     """Return pydantic's field, whose default the schema shows in the user's spelling."""
     value = field.default
+    if field.default_factory is not dataclasses.MISSING and not key.is_required:
+        return Field(default_factory=field.default_factory)
     if value is dataclasses.MISSING or key.is_required:
         return Field()
     if isinstance(value, tuple | Section):

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from isthmus.orchestrator.emulator.emulator_config import CROSS_TRAFFIC, shapes_of
 from isthmus.orchestrator.evidence.record.measured_steps import MeasurementError
-from isthmus.topology.faults.loading import MAX_FAULTS
+from isthmus.topology.faults.script import MAX_FAULTS
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.world import CrossTraffic, Topology
 

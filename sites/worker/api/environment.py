@@ -15,7 +15,7 @@ from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.reduction_plan import ReductionPlan
 from isthmus.topology.spec.run_spec import CodedPlan, RunSpec
 from isthmus.topology.spec.timeouts import Timeouts
-from isthmus.topology.spec.world import Accelerator, Detection, Endpoint, Site, Topology
+from isthmus.topology.spec.world import Accelerator, Detection, Site, Topology
 
 _NAMES = (
     "ISTHMUS_RUN",
@@ -118,21 +118,19 @@ def _place(launched: Environment) -> str:
 
 def lone_spec(num_ranks: int) -> RunSpec:
     """Return a run on one site without links, for a script that runs by itself."""
-    unknown = Accelerator(name="unknown", peak_flops_per_s={}, memory_bytes=0, mfu=0.0)
+    unknown = Accelerator.named("unknown")
     site = Site(
         name="alone",
         index=0,
         nodes=1,
         accelerators_per_node=num_ranks,
         accelerator=unknown,
-        address="127.0.0.1",
     )
     topology = Topology(
         name="alone",
         sites=(site,),
         links=(),
         failure=Detection(detect_within_s=15.0, start_within_s=600.0),
-        coordinator=Endpoint(host="127.0.0.1", port=0),
     )
     job = Job(name="alone", topology="")
     return RunSpec(

@@ -1,1 +1,0 @@
-"""The documents as users write them: pydantic models of topology and job."""
