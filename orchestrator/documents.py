@@ -30,7 +30,7 @@ class AppliedPlan:
     """As a plan file has them."""
     asked_overrides: list[str]
     """The job's overrides without them."""
-    told: dict[str, Any]
+    explanation: dict[str, Any]
     """What the plan says beside them: `why`, `predicted`, and the first `alternatives`."""
 
 

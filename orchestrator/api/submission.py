@@ -81,7 +81,7 @@ def submit(
             topology.write_text(pair.topology_document.written, encoding="utf-8")
             _remember_checkpoints(pair, folder)
             if pair.plan is not None:
-                folder.remember_plan(pair.plan.told)
+                folder.remember_plan(pair.plan.explanation)
             folder.remember_tls()
             code.remember(folder, home)
             if coordinator is not None:

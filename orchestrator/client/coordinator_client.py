@@ -83,10 +83,10 @@ class Client:
             address, [*OPTIONS, *proxy_options()], COORDINATOR
         )
         self._stub = control_pb2_grpc.CoordinatorStub(self._channel)
-        self._held = ExitStack()
+        self._resources = ExitStack()
 
     def __enter__(self) -> Self:
-        self._held.enter_context(INTERRUPTION.holding())
+        self._resources.enter_context(INTERRUPTION.holding())
         return self
 
     def __exit__(
@@ -96,7 +96,7 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self._channel.close()
-        self._held.close()
+        self._resources.close()
 
     def submit(
         self,

@@ -56,7 +56,7 @@ class RecordedRun:
             except KeyError:
                 raise NotFoundError(f"{journal.path}: there is no run {run_id!r}") from None
             progress = journal.progress(run_id)
-            with journal.damage_told():
+            with journal.damage_named():
                 run = run_message(view, progress)
         if not self._is_own:
             if not view.state.is_terminal:

@@ -357,7 +357,7 @@ class ActiveRun:
         if not self.has_ended and now_s - self._saved_s >= PROGRESS_S:
             self._saved_s = now_s
             self._keep_documents()
-            with self._failing[PROGRESS].told(JournalError):
+            with self._failing[PROGRESS].reported(JournalError):
                 self._journal.save_progress(self.run_id, self._progress())
 
     def _keep_documents(self) -> None:
@@ -365,7 +365,7 @@ class ActiveRun:
         if self._files.is_whole:
             return
         folder = self._files.folder
-        with self._failing[DOCUMENTS].told():
+        with self._failing[DOCUMENTS].reported():
             self._submission.write(self._files)
             note = (
                 f"something removed {folder}, or files in it, while the run goes on: its documents "
@@ -380,7 +380,7 @@ class ActiveRun:
         Raises:
             RemoteProtocolError: a line is another site's, or its source no name.
         """
-        with self._failing[LOGS].told():
+        with self._failing[LOGS].reported():
             self.logs.append(site, lines)
         return not self._failing[LOGS].is_failing
 
@@ -533,7 +533,7 @@ class ActiveRun:
     def _finish(self) -> None:
         """Keep what the run came to. No watcher runs before this is done."""
         progress = self._progress()
-        with self._failing[PROGRESS].told(JournalError):
+        with self._failing[PROGRESS].reported(JournalError):
             self._journal.save_progress(self.run_id, progress)
         summary = summarise(
             self._run_record,

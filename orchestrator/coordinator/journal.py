@@ -91,7 +91,7 @@ class JournalReader:
         self._folder = folder
         self._connection = self._connect()
         try:
-            with self._told():
+            with self._sqlite_errors():
                 self._check_version()
         except JournalError:
             self.close()
@@ -129,13 +129,13 @@ class JournalReader:
     def run_ids(self) -> list[str]:
         """Return all runs, newest first."""
         query = "SELECT run_id FROM runs ORDER BY submitted DESC"
-        with self._told():
+        with self._sqlite_errors():
             return [row[0] for row in self._connection.execute(query)]
 
     def events(self, run_id: str, after: int = 0) -> list[RecordedEvent]:
         """Return a run's events with a sequence above `after`, in order."""
         query = f"SELECT {_COLUMNS} FROM events WHERE run_id = ? AND sequence > ? ORDER BY sequence"  # noqa: S608
-        with self._told(), self.damage_told():
+        with self._sqlite_errors(), self.damage_named():
             rows = self._connection.execute(query, (run_id, min(after, _MOST)))
             return [_event_of(row) for row in rows]
 
@@ -148,7 +148,7 @@ class JournalReader:
         events = self.events(run_id)
         if not events:
             raise KeyError(run_id)
-        with self.damage_told():
+        with self.damage_named():
             return fold(run_id, events)
 
     def final_view(self, run_id: str) -> JournaledRun:
@@ -172,9 +172,9 @@ class JournalReader:
         Empty before the first.
         """
         query = "SELECT progress FROM runs WHERE run_id = ?"
-        with self._told():
+        with self._sqlite_errors():
             row = self._connection.execute(query, (run_id,)).fetchone()
-        with self.damage_told():
+        with self.damage_named():
             return _object_of(row[0]) if row else {}
 
     def is_abandoned(self) -> bool:
@@ -190,7 +190,7 @@ class JournalReader:
             )
 
     @contextmanager
-    def damage_told(self) -> Iterator[None]:
+    def damage_named(self) -> Iterator[None]:
         """Turn what goes wrong with a row that nobody wrote so into a line that names the file."""
         try:
             yield
@@ -205,7 +205,7 @@ class JournalReader:
             raise JournalError(f"{self.path}: damaged: {reason_of(error):.300}") from error
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _sqlite_errors(self) -> Iterator[None]:
         """Turn SQLite's errors into one line that names the file."""
         try:
             yield
@@ -336,7 +336,7 @@ class Journal(JournalReader):
         """
         ended = "SELECT run_id FROM events WHERE kind = 'run.ended'"
         query = f"SELECT run_id FROM runs WHERE run_id NOT IN ({ended}) ORDER BY submitted DESC"  # noqa: S608
-        with self._told():
+        with self._sqlite_errors():
             return [row[0] for row in self._connection.execute(query)]
 
     def end_abandoned(self, run_id: str, wall_s: float) -> None:
@@ -380,7 +380,7 @@ class Journal(JournalReader):
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction, on disk at the end of the block."""
-        with self._told():
+        with self._sqlite_errors():
             self._connection.execute("BEGIN IMMEDIATE")
             with self._connection:
                 yield self._connection

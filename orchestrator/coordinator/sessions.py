@@ -89,7 +89,7 @@ class Connection:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._sent = session.numbered.acknowledged
-        self._told = session.numbered.received
+        self._acknowledged = session.numbered.received
         """What the agent knows to have been received."""
         self._first: deque[control_pb2.CoordinatorMessage] = deque()
         self._filled = asyncio.Event()
@@ -179,13 +179,13 @@ class Connection:
                 message = kept
                 self._sent += 1
                 message.sequence = self._sent
-            elif self._told < numbered.received:
+            elif self._acknowledged < numbered.received:
                 message = control_pb2.CoordinatorMessage()  # it says what has been received
             else:
                 self._filled.clear()
                 await self._filled.wait()
                 continue
-            message.received = self._told = numbered.received
+            message.received = self._acknowledged = numbered.received
             await write(message)
 
 

@@ -94,7 +94,7 @@ class Departures:
     def exclude(self, event: run_events.GoOnWithout, now_s: float) -> Iterator[Action]:
         """Go on without a site; what may be left there has to go."""
         site, record = self._record.members[event.site], self._record
-        if not record.failures.is_going_on or site.is_successful:
+        if not record.failures.is_going_on or site.has_finished:
             return
         if site.is_outside:
             yield from self.give_return_up(site, event.why)
@@ -106,7 +106,7 @@ class Departures:
     def see_off(self, now_s: float) -> Iterator[Action]:
         """Go on without sites that have had their last round, and have ended."""
         for site in self._record.members.values():
-            if site.standing is Standing.LEAVING and site.is_successful:
+            if site.standing is Standing.LEAVING and site.has_finished:
                 yield from self._go_on_without(site, "it has left", now_s)
 
     def _go_on_without(self, site: Member, why: str, now_s: float) -> Iterator[Action]:

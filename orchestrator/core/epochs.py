@@ -49,7 +49,7 @@ from isthmus.orchestrator.core.epoch_record import detail_of
 from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.handovers import share_finished
 from isthmus.orchestrator.core.journaled_run import JournaledRun
-from isthmus.orchestrator.core.members import Contact
+from isthmus.orchestrator.core.members import Absence, Contact
 from isthmus.orchestrator.core.presence import Presence, Saying
 from isthmus.orchestrator.core.quorum import (
     Limits,
@@ -193,9 +193,9 @@ class Epochs:
         if CatchUp(name) in self._open_changes():
             return
         if name not in {*self.epoch.members, *self.record.leaving, *asked}:
-            yield GoOnWithout(name, site.gone or "the run continues without it")
+            yield GoOnWithout(name, site.why_absent or "the run continues without it")
             return
-        if site.gone or self._is_unfinished or epoch is None:
+        if site.absence is Absence.GONE or self._is_unfinished or epoch is None:
             return
         is_told = name in self.epoch.members or name in self.record.leaving
         if is_told and epoch < self.epoch.number:
@@ -588,5 +588,5 @@ class Epochs:
     def _let_lost_go(self) -> Iterator[Action]:
         """Have whatever is left of lost members end; a coordinator may not have got so far."""
         for name, why in list(self.record.lost.items()):
-            if not self._sites[name].is_successful:
+            if not self._sites[name].has_finished:
                 yield GoOnWithout(name, why)

@@ -19,7 +19,7 @@ from isthmus.orchestrator.core.wan_stage import WanStage
 
 _WHAT_IS_MISSING = {
     Stage.LOST: "lost, its agent has not come back",
-    Stage.ABSENT: "absent, no agent has joined",
+    Stage.NO_AGENT: "absent, no agent has joined",
     Stage.JOINED: "joined, its gateways do not listen yet",
     Stage.PREPARING: "joined, its gateways do not listen yet",
     Stage.PREPARED: "prepared, it waits for the WAN",
@@ -76,7 +76,7 @@ class Forming:
     def is_up(self) -> bool:
         """Whether all sites are up; a short job may have ended at some already."""
         return all(
-            site.stage is Stage.RUNNING or site.is_done or site.is_successful
+            site.stage is Stage.RUNNING or site.is_done or site.has_finished
             for site in self._present()
         )
 

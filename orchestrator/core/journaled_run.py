@@ -21,7 +21,7 @@ from isthmus.orchestrator.core.event_kinds import (
 )
 from isthmus.orchestrator.core.failures import Failures
 from isthmus.orchestrator.core.first_failure import first_failure
-from isthmus.orchestrator.core.members import GONE, Member, Stage, Standing, Wish
+from isthmus.orchestrator.core.members import Absence, Member, Stage, Standing, Wish
 from isthmus.orchestrator.core.rank_reports import Progress
 from isthmus.orchestrator.core.run_events import (
     Endpoint,
@@ -238,7 +238,7 @@ class JournaledRun:
     def are_all_done(self) -> bool:
         """Whether the ranks of all sites that take part are done with the job."""
         present = self.present
-        return bool(present) and all(site.is_done or site.is_successful for site in present)
+        return bool(present) and all(site.is_done or site.has_finished for site in present)
 
     # ------------------------------------------------------------ the fold
 
@@ -304,9 +304,10 @@ class JournaledRun:
                 self.state, self.active_s = RunState.ACTIVE, at_s
                 self.failures.is_active = True
                 for site in self.members.values():
-                    if site.stage in GONE and not (site.is_successful or site.gone):
+                    if site.stage.is_over and site.absence is None:
                         losses = site.losses
-                        site.gone = first_failure(losses).reason if losses else "it has ended"
+                        why = first_failure(losses).reason if losses else "it has ended"
+                        site.become_absent(Absence.GONE, why)
             case EventKind.RUN_STATE_OFFERED:
                 progress.has_state = True
             case EventKind.RUN_FIRST_STEP:
@@ -368,7 +369,7 @@ class JournaledRun:
     def _apply_to_site(self, site: Member, event: RecordedEvent, at_s: float) -> None:
         detail = event.detail
         match event.kind:
-            case EventKind.SITE_JOINED if site.stage is Stage.ABSENT:
+            case EventKind.SITE_JOINED if site.stage is Stage.NO_AGENT:
                 site.stage = Stage.JOINED
             case EventKind.SITE_JOINED:
                 site.stage = Stage.LOST
@@ -384,7 +385,7 @@ class JournaledRun:
                     site.losses.clear()  # it was only silent
             case EventKind.SITE_LEFT:
                 site.become_outside_again()
-                site.stage = Stage.ABSENT if site.stage is Stage.JOINED else site.stage
+                site.stage = Stage.NO_AGENT if site.stage is Stage.JOINED else site.stage
             case EventKind.SITE_SILENT:
                 if site.stage is not Stage.RUNNING:
                     site.become_outside_again()
@@ -421,12 +422,13 @@ class JournaledRun:
                 if "fault" in detail:
                     site.add_fault(Failure.from_json(detail["fault"]))
                 site.become_outside_again()
-                site.is_successful = bool(detail["succeeded"])
-                if not site.is_successful:
-                    site.gone = site.gone or str(detail.get("why", "it has ended"))
-                elif site.name not in self.epochs.epoch.members:
+                if not detail["succeeded"]:
+                    site.become_absent(Absence.GONE, str(detail.get("why", "it has ended")))
+                elif site.name in self.epochs.epoch.members:
+                    site.become_absent(Absence.FINISHED)
+                else:
                     self.epochs.leaving.discard(site.name)
-                    site.gone = site.gone or "it has left"
+                    site.become_absent(Absence.LEFT, "it has left")
             case EventKind.SITE_DROP_REQUESTED:
                 site.wish, site.why_dropped = Wish.OUT, str(detail["message"])
             case EventKind.SITE_ADD_REQUESTED:

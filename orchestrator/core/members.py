@@ -1,10 +1,12 @@
 """One site of a run: how far its processes have got, whether it takes part, what is wrong with it.
 
 A `Member` is what the journal says of a site, and only the fold of the journal (journaled_run.py)
-changes it. How far the processes of a site are is its `Stage`; how it stands to the run is its
+changes it. How far the processes of a site are is its `Stage`. How it stands to the run is its
 `Standing`, which changes in the methods `become_...` only.
 
     OUTSIDE -> RETURNING -> TAKES_PART -> LEAVING -> OUTSIDE
+
+Why no round waits for it is its `Absence`, whose words are the only ones for that.
 
 A `Contact` is what one coordinator has heard of a site and has said to it: no journal has that, and
 the next coordinator hears it anew.
@@ -31,7 +33,7 @@ wrongly, and nothing of it is to be averaged again before somebody has looked.""
 class Stage(Enum):
     """How far the processes of a run have got at a site."""
 
-    ABSENT = auto()
+    NO_AGENT = auto()
     JOINED = auto()
     """An agent is there, and was told nothing of the run yet."""
     PREPARING = auto()
@@ -44,8 +46,12 @@ class Stage(Enum):
     LOST = auto()
     """Nobody is left who could say so, or it was told to end."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing comes of these processes any more."""
+        return self in {Stage.ENDED, Stage.LOST}
 
-GONE = frozenset({Stage.ENDED, Stage.LOST})
+
 _COMING_UP = frozenset({Stage.PREPARING, Stage.PREPARED, Stage.STARTING})
 
 
@@ -101,14 +107,23 @@ class Restarts:
 
 
 class Absence(Enum):
-    """Why a round does not wait for a member that may be alive; the first that holds is said."""
+    """Why no round waits for a site; of several that hold, the first counts."""
 
+    FINISHED = auto()
+    """A member of the epoch is done with the job, and nothing of it is left."""
+    LEFT = auto()
+    """A site that is no member any more is done with the job, and nothing of it is left."""
+    GONE = auto()
+    """Nothing of it is left that its epochs know of, by its agent's word or by all signs."""
     LEFT_OUT = auto()
     """The others go on without it, though it lives."""
     SILENT = auto()
     """Its agent's lease has ended."""
-    DISCONNECTED = auto()
-    """Its agent's connection broke. That alone is none yet: its lease goes on."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether none of its processes is left."""
+        return self in {Absence.FINISHED, Absence.LEFT, Absence.GONE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +145,25 @@ class Contact:
     begun: int = -1
     """The latest round that its ranks have begun, as far as is known."""
     absences: dict[Absence, Reason] = field(default_factory=dict)
+    """LEFT_OUT and SILENT, where they hold: one ends without the other."""
+    why_disconnected: str | None = None
+    """Why its agent's connection broke: no absence, for its lease goes on; None: it did not."""
 
     @property
-    def is_absent(self) -> bool:
-        """Whether no round waits for it, whatever is left of it."""
-        return bool(self.absences.keys() - {Absence.DISCONNECTED})
+    def absence(self) -> Absence | None:
+        """The one that counts."""
+        return next((each for each in Absence if each in self.absences), None)
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether nothing comes of its agent."""
+        return Absence.SILENT in self.absences or self.why_disconnected is not None
+
+    @property
+    def whys(self) -> list[str | None]:
+        """What is known of why it may be absent, the first that counts first."""
+        known = [self.absences[each].why for each in Absence if each in self.absences]
+        return [*known, self.why_disconnected]
 
     def miss(self, how: Absence, why: str, now_s: float, drop: DropRequested | None = None) -> None:
         """It is absent, from now on."""
@@ -142,13 +171,13 @@ class Contact:
 
     def hear(self) -> None:
         """Its agent is there again."""
-        for how in (Absence.SILENT, Absence.DISCONNECTED):
-            self.absences.pop(how, None)
+        self.absences.pop(Absence.SILENT, None)
+        self.why_disconnected = None
 
     def begin_anew(self) -> None:
         """Its processes are there, and nothing holds that was said of those before."""
         self.absences.clear()
-        self.begun = -1
+        self.why_disconnected, self.begun = None, -1
 
 
 @dataclass(slots=True)
@@ -156,7 +185,7 @@ class Member:
     """One site of a run, whether it takes part or not, as the journal has it."""
 
     name: str
-    stage: Stage = Stage.ABSENT
+    stage: Stage = Stage.NO_AGENT
     standing: Standing = Standing.TAKES_PART
     endpoints: tuple[Endpoint, ...] = ()
     wish: Wish = Wish.NONE
@@ -167,8 +196,6 @@ class Member:
     """The last that they begin, now that they are done with the job; -1: not known."""
     has_ended_early: bool = False
     """It is done, and others go on, or do so no more because of that."""
-    is_successful: bool = False
-    """Nothing is left of it, for it is done with the job."""
     losses: list[Failure] = field(default_factory=list)
     """What befell it while the run could go on without it."""
     faults: dict[tuple[int, int], Failure] = field(default_factory=dict)
@@ -179,8 +206,10 @@ class Member:
     why_out: str = ""
     """Why the run continues without it."""
     restarts: Restarts = field(default_factory=Restarts)
-    gone: str = ""
-    """Why none of the processes is left that its epochs know of; empty: some are."""
+    absence: Absence | None = None
+    """FINISHED, LEFT or GONE; None: some of the processes are left that its epochs know of."""
+    why_absent: str = ""
+    """Why it left or is gone."""
     expired: set[str] = field(default_factory=set)
     """Certificates that its connections take and that have expired, by the names of their files."""
     since_round: int = 0
@@ -204,17 +233,22 @@ class Member:
     @property
     def is_new(self) -> bool:
         """Whether nothing of the run was ever there, and nobody waits for it."""
-        return not self.has_taken_part and self.stage in {Stage.ABSENT, Stage.JOINED}
+        return not self.has_taken_part and self.stage in {Stage.NO_AGENT, Stage.JOINED}
 
     @property
     def may_have_processes(self) -> bool:
         """Whether something of the run may be alive there, and its agent may still say so."""
-        return self.stage not in {Stage.ABSENT, Stage.JOINED, *GONE}
+        return not (self.stage.is_over or self.stage in {Stage.NO_AGENT, Stage.JOINED})
 
     @property
     def is_done(self) -> bool:
         """Whether its ranks are done with the job; its gateways wait until all are."""
         return self.last_round is not None
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether nothing of it is left, for it is done with the job."""
+        return self.absence in {Absence.FINISHED, Absence.LEFT}
 
     @property
     def is_dropped(self) -> bool:
@@ -225,7 +259,9 @@ class Member:
 
     def become_outside(self) -> None:
         """The run goes on without it: what it was done with counts no more."""
-        self.standing, self.last_round, self.is_successful = Standing.OUTSIDE, None, False
+        self.standing, self.last_round = Standing.OUTSIDE, None
+        if self.has_finished:
+            self.absence = Absence.GONE if self.absence is Absence.LEFT else None
 
     def become_returning(self, now_s: float) -> None:
         """It is started again while the run goes on, by agents that have nothing of it left.
@@ -234,8 +270,7 @@ class Member:
         """
         assert self.standing is Standing.OUTSIDE, f"{self.name} is {self.standing}"
         self.standing, self.stage = Standing.RETURNING, Stage.PREPARING
-        self.has_ended_early = self.is_successful = False
-        self.last_round = None
+        self.has_ended_early, self.last_round = False, None
         self.wish = Wish.NONE if self.wish is Wish.IN else self.wish
         self.restarts.add(now_s)
 
@@ -266,14 +301,20 @@ class Member:
             self.faults.setdefault((failure.node, self.restarts.num), failure)
 
     def lose(self, why: str, stage: Stage = Stage.LOST) -> None:
-        """None of its processes is left, or nobody who could say so; the first reason stays."""
-        self.stage, self.gone = stage, self.gone or why
+        """None of its processes is left, or nobody who could say so."""
+        self.stage = stage
+        self.become_absent(Absence.GONE, why)
         self.become_outside_again()
+
+    def become_absent(self, how: Absence, why: str = "") -> None:
+        """None of its processes is left; the first reason stays."""
+        self.absence, self.why_absent = how, self.why_absent or why
 
     def begin_again(self) -> None:
         """It is started as if for the first time, after all sites were rolled back."""
-        self.stage, self.endpoints, self.gone = Stage.JOINED, (), ""
+        self.stage, self.endpoints = Stage.JOINED, ()
+        self.absence, self.why_absent = None, ""
 
     def begin_anew(self) -> None:
         """Its ranks are there, and nothing holds that was said of those before."""
-        self.gone, self.last_round, self.is_successful = "", None, False
+        self.absence, self.why_absent, self.last_round = None, "", None

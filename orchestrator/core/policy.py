@@ -71,7 +71,7 @@ def drop_problem(site: Member, members: Iterable[Member], rules: Detection) -> s
         return f"site {site.name} takes no part yet"
     if site.is_dropped:
         return f"site {site.name} is dropped already"
-    if site.is_successful:
+    if site.has_finished:
         return f"site {site.name} is done"
     if not site.is_outside and len(stay) < rules.min_sites:
         return (

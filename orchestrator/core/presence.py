@@ -67,7 +67,7 @@ class Presence:
         contact = self._contacts[event.site]
         match event:
             case run_events.SessionBroken():
-                contact.miss(Absence.DISCONNECTED, event.message, now_s)
+                contact.why_disconnected = event.message
             case run_events.SiteDone() | run_events.RoundBegun():
                 contact.begun = max(contact.begun, event.round)
             case run_events.Suspected() if event.by in self._record.epoch.members:
@@ -83,7 +83,7 @@ class Presence:
         if isinstance(event, run_events.SiteLost) and event.silent_s > 0:
             self.unheard.discard(event.site)
             return False
-        if site.is_successful and event.site in self._record.epoch.members:
+        if site.absence is Absence.FINISHED and event.site in self._record.epoch.members:
             return False
         self.reach.forget(event.site)
         return isinstance(event, run_events.SiteLost) or not (
@@ -98,29 +98,33 @@ class Presence:
 
     def working(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return those that are not done with the job."""
-        return tuple(name for name in names if not self._sites[name].is_successful)
+        return tuple(name for name in names if not self._sites[name].has_finished)
 
-    def is_gone(self, site: Member) -> bool:
-        """Whether nothing of a site is left, by its agent's word or by all signs."""
-        unheard = {Absence.DISCONNECTED, Absence.SILENT} & self._contacts[site.name].absences.keys()
-        return bool(site.gone) or (
-            bool(unheard) and self.reach.is_called_gone(site.name, self.is_live)
-        )
+    def absence(self, name: str) -> Absence | None:
+        """Return why no round may wait for a site; None: it may be alive."""
+        known, contact = self._own_absence(name), self._contacts[name]
+        if known is not None and known.is_final:
+            return known
+        is_called_gone = contact.is_unheard and self.reach.is_called_gone(name, self.is_live)
+        return Absence.GONE if is_called_gone else known
 
-    def is_left(self, site: Member) -> bool:
-        """Whether something of a site is there, and has work to do."""
-        return not (self.is_gone(site) or site.is_successful)
+    def _own_absence(self, name: str) -> Absence | None:
+        """Return the same, whatever other sites say."""
+        return self._sites[name].absence or self._contacts[name].absence
+
+    def has_ended(self, site: Member) -> bool:
+        """Whether nothing of a site is there that has work to do."""
+        absence = self.absence(site.name)
+        return absence is not None and absence.is_final
 
     def is_dead(self, name: str) -> bool:
         """Whether no round may wait for a site."""
-        site = self._sites[name]
-        return not self.is_live(name) or self.is_gone(site)
+        return self.absence(name) is not None
 
     def why_lost(self, name: str) -> str:
         """Return why a site is not to be a member any more."""
-        known = self._contacts[name].absences
-        absences = [known[how].why for how in Absence if how in known] if self.is_dead(name) else []
-        return next(filter(None, [self._sites[name].gone, *absences]), self.reach.why_not(name))
+        whys = self._contacts[name].whys if self.is_dead(name) else []
+        return next(filter(None, [self._sites[name].why_absent, *whys]), self.reach.why_not(name))
 
     def dead_links(self, now_s: float, among: Iterable[str] | None = None) -> frozenset[Pair]:
         """Return the links between live sites, all or some, that are not to be used."""
@@ -134,9 +138,8 @@ class Presence:
         return all(len(self.reach.parts(each, dead)) == 1 for each in (members, others))
 
     def is_live(self, name: str) -> bool:
-        """Whether a round may wait for a site."""
-        site = self._sites[name]
-        return not (site.gone or site.is_successful or self._contacts[name].is_absent)
+        """Whether a round may wait for a site, whatever other sites say."""
+        return self._own_absence(name) is None
 
     def leave_out(
         self, name: str, why: str, now_s: float, drop: run_events.DropRequested | None = None
@@ -169,19 +172,24 @@ class Presence:
         It is waited for until that is renewed, or an operator drops the site: nothing of it is
         lost, and started again it would reach nobody either.
         """
-        absences = self._contacts[site.name].absences.keys()
-        is_out = Absence.LEFT_OUT in absences or site.is_dropped or not self.is_left(site)
-        if not site.expired or is_out:
+        is_awaited = not (self._left_out(site) or site.is_dropped or self.has_ended(site))
+        if not (site.expired and is_awaited):
             return False
-        return bool(absences) or any(site.name in pair for pair in self.dead_links(now_s))
+        return self._contacts[site.name].is_unheard or any(
+            site.name in pair for pair in self.dead_links(now_s)
+        )
 
     def quorum(self, now_s: float) -> Quorum:
         """Return who goes on, and remember what has to be known of an outage."""
         members = self.members()
-        present = [s.name for s in members if self.is_left(s) and not self._left_out(s)]
-        live = [site.name for site in members if not self.is_dead(site.name)]
+        known = [
+            MemberFacts(site.name, self._ranks[site.name], self.absence(site.name), site.is_done)
+            for site in members
+        ]
+        present = [each.name for each in known if each.absence in {None, Absence.SILENT}]
+        live = [each.name for each in known if each.absence is None]
         facts = Facts(
-            members=tuple(self._facts_of(site) for site in members),
+            members=tuple(known),
             parts=tuple(self.reach.parts(live, self.dead_links(now_s))),
             any_reach=self.reach.any_reach(present),
             awaits_leaving=not all(map(self.is_dead, self._record.leaving)),
@@ -193,16 +201,6 @@ class Presence:
         self._outage = quorum.outage
         return quorum
 
-    def _facts_of(self, site: Member) -> MemberFacts:
-        return MemberFacts(
-            name=site.name,
-            num_ranks=self._ranks[site.name],
-            is_gone=self.is_gone(site),
-            is_left_out=self._left_out(site) is not None,
-            is_done=site.is_done,
-            has_finished=site.is_successful,
-        )
-
     def give_second_chance(self, now_s: float) -> list[run_events.DropRequested]:
         """Where no other site is left, ask those again that could not go on, or were to be dropped.
 
@@ -210,7 +208,7 @@ class Presence:
         """
         limits = self._limits
         wait_s = min(limits.detect_s * 2**self.num_chances, limits.ride_out_s)
-        left_out = {s.name: self._left_out(s) for s in self.members() if self.is_left(s)}
+        left_out = {s.name: self._left_out(s) for s in self.members() if not self.has_ended(s)}
         due = [n for n, reason in left_out.items() if reason and now_s >= reason.since_s + wait_s]
         reasons = [self._contacts[name].absences.pop(Absence.LEFT_OUT) for name in due]
         self.num_chances += bool(due)
@@ -222,8 +220,8 @@ class Presence:
         Those that catch up count where only they are left, with the results of all rounds.
         """
         members, record = self.members(), self._record
-        left = [site.name for site in members if self.is_left(site)]
-        lost = [each.name for each in members if self.is_gone(each) and not each.is_successful]
+        left = [site.name for site in members if not self.has_ended(site)]
+        lost = [site.name for site in members if self.absence(site.name) is Absence.GONE]
         lost += sorted(record.leaving)
         is_alone = bool(left) and set(left) <= set(record.epoch.follows)
         from_round = record.epoch.from_round
@@ -249,7 +247,7 @@ class Presence:
             if last_round is not None and last_round < begun
         ]
         num_left = len(self.members()) - len(early)
-        num_left -= sum(not (self.is_live(s.name) or s.is_successful) for s in self.members())
+        num_left -= sum(not (self.is_live(s.name) or s.has_finished) for s in self.members())
         for site, last_round in early:
             why = f"it ended after round {last_round}, and site {first.name} is in "
             self.leave_out(site.name, f"{why}round {begun}", now_s)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from isthmus.orchestrator.core.event_kinds import EventKind
+from isthmus.orchestrator.core.members import Absence
 from isthmus.orchestrator.core.run_events import RecordEvent
 
 
@@ -54,13 +55,14 @@ class MemberFacts:
 
     name: str
     num_ranks: int
-    is_gone: bool
-    """Nothing of it is left, by its agent's word or by all signs."""
-    is_left_out: bool
+    absence: Absence | None
     is_done: bool
     """Its ranks are done with the job."""
-    has_finished: bool
-    """Nothing is left of it, for it is done with the job."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it is left."""
+        return self.absence is not None and self.absence.is_final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +111,9 @@ class Quorum:
 def who_takes_part(facts: Facts, now_s: float) -> Quorum:
     """Return the members that go on together, or why none do."""
     limits, outage = facts.limits, facts.outage
-    left = [each for each in facts.members if not (each.is_gone or each.has_finished)]
-    present = [each for each in left if not each.is_left_out]
-    num_finished = sum(each.has_finished for each in facts.members)
+    left = [member for member in facts.members if not member.has_ended]
+    present = [member for member in left if member.absence is not Absence.LEFT_OUT]
+    num_finished = sum(member.absence is Absence.FINISHED for member in facts.members)
     num_done = num_finished + sum(each.is_done for each in left)
     is_done = all(each.is_done for each in left) and not facts.awaits_leaving
     if is_done and num_done >= max(1, limits.min_sites):

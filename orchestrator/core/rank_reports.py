@@ -142,23 +142,23 @@ class RankReports:
     # ------------------------------------------------------------ what they report
 
     def take(
-        self, event: run_events.RankReport, now_s: float, *, is_out: bool, is_ending: bool
+        self, event: run_events.RankReport, now_s: float, *, is_outside: bool, is_ending: bool
     ) -> Sequence[RecordEvent | Failure]:
         """Take a report of a site that may be out, in a run that may be ending."""
         match event:
             case run_events.DigestReported() if not is_ending:
                 # Unlike steps explain unlike parameters.
-                differing = [] if is_out else self._take_end(event, now_s)
+                differing = [] if is_outside else self._take_end(event, now_s)
                 return differing or self._take_digest(event, now_s)
-            case run_events.StepEnded() if not (is_ending or is_out):
+            case run_events.StepEnded() if not (is_ending or is_outside):
                 return self._take_end(event, now_s)
             case run_events.GradientReported() if not is_ending:
                 return self._take_gradient(event, now_s)
-            case run_events.SamplerMade() if not (is_ending or is_out):
+            case run_events.SamplerMade() if not (is_ending or is_outside):
                 return self._take_sampler(event, now_s)
-            case run_events.SiteSampled() if not is_out:
+            case run_events.SiteSampled() if not is_outside:
                 return self._take_site_sampler(event)
-            case run_events.BuffersReported() if not is_out:
+            case run_events.BuffersReported() if not is_outside:
                 note = self._buffers.report(event.site, event.step, event.hashes)
                 detail = {"note": note, "step": event.step}
                 return [RecordEvent(EventKind.BUFFERS_DIFFER, detail=detail)] if note else []

@@ -34,7 +34,7 @@ from isthmus.orchestrator.core.failures import FailureReports
 from isthmus.orchestrator.core.forming import Forming
 from isthmus.orchestrator.core.journaled_run import JournaledRun
 from isthmus.orchestrator.core.known_run import KnownRun
-from isthmus.orchestrator.core.members import GONE, Contact, Member, Stage, Wish
+from isthmus.orchestrator.core.members import Contact, Member, Stage, Wish
 from isthmus.orchestrator.core.policy import drop_problem
 from isthmus.orchestrator.core.rank_reports import RankReports
 from isthmus.orchestrator.core.returns import Returns
@@ -305,7 +305,7 @@ class Run:
             case _ if isinstance(event, run_events.RankReport):
                 is_outside = self.members[event.site].is_outside
                 found = self._reports.take(
-                    event, now_s, is_out=is_outside, is_ending=ending.has_begun
+                    event, now_s, is_outside=is_outside, is_ending=ending.has_begun
                 )
                 yield from self._failures.take_found(found, now_s)
 
@@ -465,9 +465,9 @@ class Run:
         """End the run once nothing of it is left, or a site has had long enough to say so."""
         record, members = self._record, self.members.values()
         ending, is_released = record.failures.ending, self._departures.is_released
-        has_success = any(site.is_successful for site in record.present)
+        has_success = any(site.has_finished for site in record.present)
         is_done = (has_success or is_released) and all(
-            site.is_successful or site.is_outside or (is_released and site.stage in GONE)
+            site.has_finished or site.is_outside or (is_released and site.stage.is_over)
             for site in members
         )
         if is_done and not ending.has_begun:

@@ -15,14 +15,7 @@ from isthmus.orchestrator.core.failures import FailureReports
 from isthmus.orchestrator.core.first_failure import first_failure
 from isthmus.orchestrator.core.forming import Forming
 from isthmus.orchestrator.core.known_run import KnownRun
-from isthmus.orchestrator.core.members import (
-    GONE,
-    NODE_FAULTS,
-    Absence,
-    Member,
-    Stage,
-    Standing,
-)
+from isthmus.orchestrator.core.members import NODE_FAULTS, Absence, Member, Stage, Standing
 from isthmus.orchestrator.core.policy import may_restart
 from isthmus.orchestrator.core.returns import Returns
 from isthmus.orchestrator.core.run_events import Action, RecordEvent, RunState
@@ -51,7 +44,7 @@ class SiteEvents:
         site = self._record.members[event.site]
         self._contacts[site.name].has_agent = True
         recorded = RecordEvent(EventKind.SITE_JOINED, site.name, {"host": event.host})
-        if site.stage is Stage.ABSENT:
+        if site.stage is Stage.NO_AGENT:
             yield recorded
         elif site.stage is Stage.LOST or (site.is_outside and site.stage is Stage.ENDED):
             # The run goes on without it: whatever is left there has to go. Its answer comes after
@@ -70,7 +63,7 @@ class SiteEvents:
         detail = {"host": event.host, "has_run": event.has_run}
         yield RecordEvent(EventKind.AGENT_RETURNED, site.name, detail)
         is_stopped = self._record.failures.ending.stopped_s is not None
-        if site.stage in GONE or is_stopped or self._record.is_rolling_back:
+        if site.stage.is_over or is_stopped or self._record.is_rolling_back:
             yield self._departures.stop(site, NOT_HERE)
         elif is_gone:
             # It has yet to tell its end, or has told a coordinator that died of it. The answer
@@ -98,7 +91,7 @@ class SiteEvents:
         is_silent = not is_decided and not self._departures.is_released and event.silent_s > 0
         contact, detail = self._contacts[site.name], {"message": event.message}
         contact.has_agent = False
-        if site.stage in {Stage.ABSENT, Stage.LOST}:
+        if site.stage in {Stage.NO_AGENT, Stage.LOST}:
             return
         if not site.may_have_processes:
             yield RecordEvent(EventKind.SITE_LEFT, site.name, detail)
@@ -128,7 +121,7 @@ class SiteEvents:
         record = self._record
         is_forming = record.state is RunState.FORMING and not record.failures.ending.has_begun
         is_begun = record.progress.has_steps or any(
-            site.is_done or site.is_successful for site in record.present
+            site.is_done or site.has_finished for site in record.present
         )
         return is_forming and not is_begun and may_restart(lost, self._rules, now_s)
 
@@ -142,7 +135,7 @@ class SiteEvents:
     def agent_ended(self, event: run_events.AgentEnded, now_s: float) -> Iterator[Action]:
         """An agent ended that has never joined."""
         site, ending = self._record.members[event.site], self._record.failures.ending
-        if site.stage is not Stage.ABSENT or site.is_new or ending.has_begun:
+        if site.stage is not Stage.NO_AGENT or site.is_new or ending.has_begun:
             return  # its session told, or will tell; or nobody waits for it
         yield from self._failures.fail(
             "LAUNCH_FAILED", event.message, now_s, site=event.site, log_path=event.log_path
@@ -151,7 +144,7 @@ class SiteEvents:
     def prepared(self, event: run_events.SitePrepared) -> Iterator[Action]:
         """Note where a site's gateways listen: once, after it was told to prepare."""
         site = self._record.members[event.site]
-        if site.stage in GONE:  # it heard Prepare twice, and had ended in between
+        if site.stage.is_over:  # it heard Prepare twice, and had ended in between
             yield self._departures.stop(site, NOT_HERE)
         if site.stage is not Stage.PREPARING:
             return
@@ -179,7 +172,7 @@ class SiteEvents:
         site, record = self._record.members[event.site], self._record
         before, is_released = site.stage, self._departures.is_released
         is_told_to_stop = self._contacts[site.name].is_told_to_stop
-        if before in {Stage.ABSENT, Stage.JOINED, Stage.ENDED}:
+        if before in {Stage.NO_AGENT, Stage.JOINED, Stage.ENDED}:
             return
         is_asked = event.succeeded or event.failures or is_told_to_stop
         is_new_start = site.is_returning or record.has_begun_again

@@ -169,7 +169,7 @@ class Flow:
         self._timer: asyncio.TimerHandle | None = None
         self._started = False
         self._reading = False
-        self._held = False
+        self._waits_for_room = False
         self._blocked = False
         self._ended = False
         self.is_closed = False
@@ -184,7 +184,7 @@ class Flow:
 
     def release(self) -> None:
         """Read again: the link has room."""
-        self._held = False
+        self._waits_for_room = False
         self._update_reading()
 
     def update(self) -> None:
@@ -244,7 +244,7 @@ class Flow:
         self._items.clear()
 
     def _update_reading(self) -> None:
-        stopped = self._held or self._blocked or self._ended or self.is_closed
+        stopped = self._waits_for_room or self._blocked or self._ended or self.is_closed
         is_cut = self._link.is_cut or self._opposite.is_cut
         wanted = self._started and not stopped and not is_cut
         if wanted and not self._reading:
@@ -274,7 +274,7 @@ class Flow:
         now_s = self.loop.time()
         self.enter(load, now_s)
         if not isinstance(load, Mark) and self._link.transmitter.is_full(now_s):
-            self._held = True
+            self._waits_for_room = True
             self._update_reading()
             self._link.hold(self)
         if self._timer is None:

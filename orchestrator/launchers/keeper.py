@@ -180,7 +180,7 @@ class Keeper:
         while line := await stream.readline():
             text = line.decode(errors="replace").rstrip()
             lines.append(text)
-            with writing.told():
+            with writing.reported():
                 writer.append([f"{text}\n"])
             if (found := kept.ready.search(text)) and not self._is_stopping:
                 kept.on_ready(found)
@@ -193,7 +193,7 @@ class Keeper:
         if self._write_again is not None:
             self._write_again.cancel()
             self._write_again = None
-        with self._writing.told():
+        with self._writing.reported():
             self._standing.write(self._folder)
         if self._writing.is_failing:
             again = asyncio.get_running_loop().call_later(WRITE_AGAIN_S, self._write)

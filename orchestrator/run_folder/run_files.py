@@ -85,7 +85,7 @@ class RunFiles:
         A disk error does not end the run: it is reported once, and writing is retried later.
         """
         lines = [f"{strict_json(record)}\n" for record in records]
-        with self._failing.told():
+        with self._failing.reported():
             self.folder.mkdir(parents=True, exist_ok=True)
             self._metrics.append(lines)
 
@@ -116,7 +116,7 @@ class Failing:
         return bool(self.trouble)
 
     @contextlib.contextmanager
-    def told(self, *others: type[Exception]) -> Iterator[None]:
+    def reported(self, *others: type[Exception]) -> Iterator[None]:
         """Swallow and report an OSError, or one of `others`, in the block."""
         caught: tuple[type[Exception], ...] = (OSError, *others)
         try:

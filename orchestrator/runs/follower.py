@@ -43,7 +43,7 @@ class JournalFollower:
     def read(self, take: Callable[[RecordedEvent], None]) -> None:
         """Hand over what is new; what `take` finds wrong with an event is trouble."""
         try:
-            with JournalReader(self._state) as journal, journal.damage_told():
+            with JournalReader(self._state) as journal, journal.damage_named():
                 for event in journal.events(self._run_id, self._sequence):
                     take(event)
                     self._sequence = event.sequence

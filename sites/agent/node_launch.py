@@ -31,7 +31,7 @@ class NodePlace:
 
     host: str | None
     """Host by which the site's other nodes reach the node; None: all are on this machine."""
-    told: str | None
+    dialled: str | None
     """Host by which other sites reach the node; None: the site's in the topology."""
     command: tuple[str, ...]
     """The command that starts the node's supervisor."""
@@ -57,7 +57,7 @@ def node_places(site: Site, launcher: str, dialled: Sequence[str] = ()) -> list[
         return [
             NodePlace(
                 host=address,
-                told=None,
+                dialled=None,
                 command=(*_srun(name, component), *supervisor),
                 shares_files=True,
             )
@@ -69,14 +69,14 @@ def node_places(site: Site, launcher: str, dialled: Sequence[str] = ()) -> list[
         return [
             NodePlace(
                 host=host,
-                told=host,
+                dialled=host,
                 command=over_ssh(host, site.launcher.options, own_command(MODULE, python=python)),
                 shares_files=False,
             )
             for host in site.hosts
         ]
     return [
-        NodePlace(host=host, told=host, command=tuple(supervisor), shares_files=True)
+        NodePlace(host=host, dialled=host, command=tuple(supervisor), shares_files=True)
         for host in hosts
     ]
 
@@ -95,8 +95,10 @@ def _dialled(site: Site, nodes: Sequence[str]) -> list[NodePlace]:
         )
     dial = own_command("isthmus.sites.node.dial", "--site", site.name)
     return [
-        NodePlace(host=each.rpartition(":")[0], told=told, command=(*dial, each), shares_files=True)
-        for each, told in zip(nodes, site.hosts or [None] * site.nodes, strict=True)
+        NodePlace(
+            host=each.rpartition(":")[0], dialled=host, command=(*dial, each), shares_files=True
+        )
+        for each, host in zip(nodes, site.hosts or [None] * site.nodes, strict=True)
     ]
 
 

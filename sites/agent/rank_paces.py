@@ -36,7 +36,7 @@ class RankPaces:
     """The ranks of one site of one run."""
 
     def __init__(self) -> None:
-        self._told: dict[int, Message] = {}
+        self._latest: dict[int, Message] = {}
         """By rank, since ranks were compared."""
 
     def take(self, message: Message) -> Message | None:
@@ -48,10 +48,10 @@ class RankPaces:
         if not all(math.isfinite(values.get(name, math.nan)) for name in _NEEDED):
             return None  # a script's own record, of our kind
         num_ranks = int(values[metrics.NUM_RANKS])
-        self._told[int(values[metrics.RANK_NUMBER])] = message
-        if len(self._told) < num_ranks:
+        self._latest[int(values[metrics.RANK_NUMBER])] = message
+        if len(self._latest) < num_ranks:
             return None
-        told, self._told = self._told, {}
+        told, self._latest = self._latest, {}
         return _compared(told)
 
 

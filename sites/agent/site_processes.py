@@ -81,7 +81,7 @@ class SiteProcesses:
         self._own: Supervisor | None = None
         self._others: list[RemoteNode] = []
         self._host = LOOPBACK
-        self._held = ExitStack()
+        self._resources = ExitStack()
 
     @property
     def nodes(self) -> list[Node]:
@@ -111,7 +111,7 @@ class SiteProcesses:
             0,
             self._place.sockets,
             bind_host=self._place.bind_host or self._bound(places[0]),
-            told_host=self._dialled_host(places[0]),
+            dialled_host=self._dialled_host(places[0]),
             inside_host=places[0].host,
             namespace=prepare.namespace if prepare.HasField("namespace") else None,
             listener=self._listener,
@@ -139,7 +139,7 @@ class SiteProcesses:
             prepare=base64.b64encode(self._prepare.SerializeToString()).decode(),
             state=str(self._place.state.resolve()),
             bind_host=self._place.bind_host if binds_alike else self._bound(place),
-            told_host=self._dialled_host(place),
+            dialled_host=self._dialled_host(place),
             inside_host=place.host,
             cwd=str(Path.cwd()),
             files={name: base64.b64encode(content).decode() for name, content in files.items()},
@@ -160,7 +160,7 @@ class SiteProcesses:
 
     def _dialled_host(self, place: NodePlace) -> str | None:
         """Return the host that other sites dial; None: the site's in the topology."""
-        return None if self._order.site.interfaces else place.told
+        return None if self._order.site.interfaces else place.dialled
 
     def _bound(self, place: NodePlace) -> str | None:
         """Return the host that a node's gateways bind; None: the site's in the topology."""
@@ -193,7 +193,7 @@ class SiteProcesses:
 
     async def run_ranks(self) -> None:
         """Start torchrun on each node, and wait until all have ended, well or not."""
-        port = self._held.enter_context(reserved_port(self._host))
+        port = self._resources.enter_context(reserved_port(self._host))
         host = f"[{self._host}]" if ":" in self._host else self._host
         await _all(node.run_ranks(f"{host}:{port}") for node in self.nodes)
 
@@ -226,7 +226,7 @@ class SiteProcesses:
         ended = await asyncio.gather(*(node.end(grace_s) for node in self.nodes))
         await asyncio.gather(*(node.close() for node in self.nodes))
         all_gone = await kill_descendants(self.children)
-        self._held.close()
+        self._resources.close()
         return all_gone and all(ended)
 
 

@@ -84,7 +84,7 @@ class GatewayConfig:
     bind_host: str
     """Address to listen on. Empty: the address of `interface`."""
     interface: str = ""
-    told_host: str = ""
+    dialled_host: str = ""
     """Host that peers dial, if it differs from the bound address (NAT). Empty: the bound
     address."""
     ports: PortRange | None = None

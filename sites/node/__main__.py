@@ -282,7 +282,7 @@ class _Service:
             order.node,
             self._sockets,
             bind_host=order.bind_host,
-            told_host=order.told_host,
+            dialled_host=order.dialled_host,
             inside_host=order.inside_host,
             namespace=prepare.namespace if prepare.HasField("namespace") else None,
             listener=Listener(self._on_said, self._on_failed),

@@ -25,14 +25,14 @@ def gateway_config(
     site: str,
     gateway: int,
     bind_host: str | None = None,
-    told_host: str | None = None,
+    dialled_host: str | None = None,
     socket_path: str,
     state_folder: str = "",
     revoked: str = "",
 ) -> GatewayConfig:
     """Return the configuration of one gateway for a run.
 
-    `bind_host` and `told_host` override the site's hosts in the topology.
+    `bind_host` and `dialled_host` override the site's hosts in the topology.
 
     Raises:
         ConfigError: the run exceeds a gateway's limits.
@@ -63,7 +63,7 @@ def gateway_config(
         verify_every=spec.job.verify_every,
         bind_host="" if interfaces else bind_host or described.bind or described.dialled,
         interface=interfaces[gateway % len(interfaces)] if interfaces else "",
-        told_host=described.address if told_host is None else told_host,
+        dialled_host=described.address if dialled_host is None else dialled_host,
         ports=described.ports,
         listens=described.inbound,
         socket_path=socket_path,

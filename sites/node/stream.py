@@ -38,7 +38,7 @@ class NodeOrder:
     state: str
     """Path of the agent's state folder, also used on the node, shared or not."""
     bind_host: str | None
-    told_host: str | None
+    dialled_host: str | None
     inside_host: str | None
     """Host by which the site's other nodes reach this one; None: all are on one machine."""
     cwd: str

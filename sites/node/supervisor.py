@@ -42,7 +42,7 @@ class Supervisor:
         sockets: Path,
         *,
         bind_host: str | None,
-        told_host: str | None,
+        dialled_host: str | None,
         inside_host: str | None,
         namespace: Namespace | None,
         listener: Listener,
@@ -56,7 +56,7 @@ class Supervisor:
             sockets: Folder for its gateways' sockets.
             bind_host: Host that its gateways bind; None: the site's in the topology. In a
                 `namespace` they bind its address.
-            told_host: Host that other sites dial; None: the site's in the topology.
+            dialled_host: Host that other sites dial; None: the site's in the topology.
             inside_host: Host by which the site's other nodes reach it; None: all are on one
                 machine.
             namespace: Network namespace of its gateways; None: that of this process.
@@ -69,7 +69,7 @@ class Supervisor:
         self._namespaces = (namespace.user, namespace.net) if namespace else None
         # Not loopback, but unreachable from outside the emulated WAN.
         self._bind_host = namespace.address if namespace else bind_host
-        self._told_host = namespace.address if namespace else told_host
+        self._dialled_host = namespace.address if namespace else dialled_host
         self._inside_host = inside_host
         self._listener = listener
         self._tasks = tasks
@@ -106,7 +106,7 @@ class Supervisor:
                     site=order.site.name,
                     gateway=index,
                     bind_host=self._bind_host,
-                    told_host=self._told_host,
+                    dialled_host=self._dialled_host,
                     socket_path=str(self._socket_path(index)),
                     state_folder=str(order.node_folder(self._node)),
                     revoked=order.revoked,

@@ -121,7 +121,7 @@ class World:
                 event, run_events.SiteLost | run_events.SiteEnded
             ):
                 continue
-            if event.site in self.sites and not self.member(event.site).is_successful:
+            if event.site in self.sites and not self.member(event.site).has_finished:
                 too_few = run_events.CannotGoOn("SITE_LOST", f"{event.site} is lost")
                 new += self._applied(self.machine.handle(too_few, self.now_s))
         self.actions += new

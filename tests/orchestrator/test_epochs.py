@@ -85,7 +85,7 @@ class Core(Epochs):
                 self._keep(EventKind.SITE_GONE, event.site, message=event.message)
             case SiteEnded():
                 why = event.failures[0].reason if event.failures else "it has ended"
-                succeeded = event.succeeded and not self._sites[event.site].gone
+                succeeded = event.succeeded and not self._sites[event.site].absence
                 self._keep(EventKind.SITE_ENDED, event.site, succeeded=succeeded, why=why)
             case SiteDone():
                 self._keep(EventKind.SITE_DONE, event.site, round=event.round)

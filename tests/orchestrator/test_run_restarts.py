@@ -205,7 +205,7 @@ def test_a_site_that_has_left_is_out_where_that_was_not_written_down() -> None:
     led.tell(SiteEnded("us", succeeded=True))
     led.restart("site.ended", "us")
     led.come_back("ap", "eu")
-    assert not led.led.members["us"].is_successful
+    assert not led.led.members["us"].has_finished
     assert led.led.add_problem("us") == ""
 
 

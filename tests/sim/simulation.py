@@ -644,7 +644,7 @@ class Simulation:
         agent, run = self.agents[stop.site], self.coordinator.run
         followed = {*self._members} - {*self._follows}
         are_done = bool(followed) and all(
-            run.members[name].is_done or run.members[name].is_successful for name in followed
+            run.members[name].is_done or run.members[name].has_finished for name in followed
         )
         is_member = stop.site in self._members and agent.stage is Stage.RUNNING
         may_be_stopped = stop.site in self._drops or are_done

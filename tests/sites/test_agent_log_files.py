@@ -32,7 +32,7 @@ def test_every_file_that_processes_write_is_a_source(tmp_path: Path) -> None:
             node,
             tmp_path,
             bind_host="127.0.0.1",
-            told_host=None,
+            dialled_host=None,
             inside_host=None,
             namespace=None,
             listener=unused,

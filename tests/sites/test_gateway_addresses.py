@@ -57,7 +57,7 @@ def test_the_environments_proxy_is_not_for_gateways(
 
 
 def test_others_dial_another_host_than_is_bound(tmp_path: Path) -> None:
-    told = reduced_between(tmp_path, bind_host="127.0.0.1", told_host="localhost")
+    told = reduced_between(tmp_path, bind_host="127.0.0.1", dialled_host="localhost")
     assert {host for host, _ in told} == {"localhost"}
 
 

@@ -34,7 +34,7 @@ ORDER = NodeOrder(
     prepare="",
     state="state",
     bind_host=None,
-    told_host=None,
+    dialled_host=None,
     inside_host="10.0.0.8",
     cwd="/",
     files={},
@@ -162,7 +162,7 @@ def test_a_launcher_gives_each_node_a_command() -> None:
 def test_nodes_that_are_dialled_are_told_to_others_by_the_sites_hosts() -> None:
     site = dataclasses.replace(SITE, hosts=("203.0.113.7", "203.0.113.8"))
     _, other = node_places(site, "local", ("pod-0.eu:7444", "pod-1.eu:7444"))
-    assert (other.host, other.told) == ("pod-1.eu", "203.0.113.8")
+    assert (other.host, other.dialled) == ("pod-1.eu", "203.0.113.8")
     assert other.command[-4:] == ("isthmus.sites.node.dial", "--site", "a", "pod-1.eu:7444")
     with pytest.raises(SiteError, match="has 2 nodes, and --node 1"):
         node_places(site, "local", ("pod-0.eu:7444",))

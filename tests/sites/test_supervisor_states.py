@@ -27,7 +27,7 @@ def test_the_newest_whole_one_stays_where_the_site_comes_back(
         0,
         tmp_path,
         bind_host=None,
-        told_host=None,
+        dialled_host=None,
         inside_host=None,
         namespace=None,
         listener=unused,

@@ -23,7 +23,7 @@ def test_it_names_the_machine_and_the_cure(tmp_path: Path, monkeypatch: pytest.M
         1,
         tmp_path,
         bind_host=None,
-        told_host=None,
+        dialled_host=None,
         inside_host=None,
         namespace=None,
         listener=unused,

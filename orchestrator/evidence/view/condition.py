@@ -165,7 +165,7 @@ def _of_sites(
     found = []
     for name, absence in absences.open.items():
         site = view.members.get(name)
-        if site is None or site.is_successful or site.has_ended_early:
+        if site is None or site.has_finished or site.has_ended_early:
             continue
         grade, what, then = _story(site, view, absences, rules, now_wall_s)
         present = sorted(view.counted - absences.open.keys())

@@ -170,7 +170,7 @@ class ExchangeServer:
             2 * gateways * (CHANNELS_MAX + _OTHER_CALLS),
         )
         self._listener.begin()
-        return Endpoint(host=config.told_host or host, port=listening.getsockname()[1])
+        return Endpoint(host=config.dialled_host or host, port=listening.getsockname()[1])
 
     def _listen(self, host: str) -> socket.socket:
         """Bind the first free port; gateways of a node start at different ones."""
