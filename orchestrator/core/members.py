@@ -120,10 +120,9 @@ class Absence(Enum):
     SILENT = auto()
     """Its agent's lease has ended."""
 
-    @property
-    def is_final(self) -> bool:
-        """Whether none of its processes is left."""
-        return self in {Absence.FINISHED, Absence.LEFT, Absence.GONE}
+
+FINAL = frozenset({Absence.FINISHED, Absence.LEFT, Absence.GONE})
+"""None of the site's processes is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +259,11 @@ class Member:
     def become_outside(self) -> None:
         """The run goes on without it: what it was done with counts no more."""
         self.standing, self.last_round = Standing.OUTSIDE, None
-        if self.has_finished:
-            self.absence = Absence.GONE if self.absence is Absence.LEFT else None
+        match self.absence:
+            case Absence.LEFT:
+                self.absence = Absence.GONE
+            case Absence.FINISHED:
+                self.absence = None
 
     def become_returning(self, now_s: float) -> None:
         """It is started again while the run goes on, by agents that have nothing of it left.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.journaled_run import JournaledRun
-from isthmus.orchestrator.core.members import Absence, Contact, Member, Reason
+from isthmus.orchestrator.core.members import FINAL, Absence, Contact, Member, Reason
 from isthmus.orchestrator.core.quorum import (
     Facts,
     Limits,
@@ -103,7 +103,7 @@ class Presence:
     def absence(self, name: str) -> Absence | None:
         """Return why no round may wait for a site; None: it may be alive."""
         known, contact = self._own_absence(name), self._contacts[name]
-        if known is not None and known.is_final:
+        if known in FINAL:
             return known
         is_called_gone = contact.is_unheard and self.reach.is_called_gone(name, self.is_live)
         return Absence.GONE if is_called_gone else known
@@ -114,8 +114,7 @@ class Presence:
 
     def has_ended(self, site: Member) -> bool:
         """Whether nothing of a site is there that has work to do."""
-        absence = self.absence(site.name)
-        return absence is not None and absence.is_final
+        return self.absence(site.name) in FINAL
 
     def is_dead(self, name: str) -> bool:
         """Whether no round may wait for a site."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from isthmus.orchestrator.core.event_kinds import EventKind
-from isthmus.orchestrator.core.members import Absence
+from isthmus.orchestrator.core.members import FINAL, Absence
 from isthmus.orchestrator.core.run_events import RecordEvent
 
 
@@ -58,11 +58,6 @@ class MemberFacts:
     absence: Absence | None
     is_done: bool
     """Its ranks are done with the job."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether nothing of it is left."""
-        return self.absence is not None and self.absence.is_final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +106,7 @@ class Quorum:
 def who_takes_part(facts: Facts, now_s: float) -> Quorum:
     """Return the members that go on together, or why none do."""
     limits, outage = facts.limits, facts.outage
-    left = [member for member in facts.members if not member.has_ended]
+    left = [member for member in facts.members if member.absence not in FINAL]
     present = [member for member in left if member.absence is not Absence.LEFT_OUT]
     num_finished = sum(member.absence is Absence.FINISHED for member in facts.members)
     num_done = num_finished + sum(each.is_done for each in left)
