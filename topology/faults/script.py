@@ -191,7 +191,8 @@ def parse_span(value: object) -> Span:
     return span
 
 
-def _lasting(value: object) -> Span:
+def parse_lasting(value: object) -> Span:
+    """Parse how long a fault takes, likewise; ValueError for less than SHORTEST_S."""
     span = parse_span(value)
     if span.low_s < SHORTEST_S:
         raise ValueError(f"want at least 1ms, got {shown(value)}")
@@ -215,7 +216,7 @@ _TIME = DURATION.pattern.strip("^$")
 _SPAN = {"type": "string", "pattern": rf"^{_TIME}(\.\.{_TIME})?$", "examples": ["5s", "8s..10s"]}
 _ENDS = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
 When = Annotated[Span, Read(parse_span, _SPAN)]
-Lasting = Annotated[Span, Read(_lasting, _SPAN)]
+Lasting = Annotated[Span, Read(parse_lasting, _SPAN)]
 Healed = Annotated[tuple[str, ...], Read(_healed, {"anyOf": [{"const": "all"}, _ENDS]})]
 Group = Annotated[tuple[str, ...], Bounds(min_length=1)]
 
