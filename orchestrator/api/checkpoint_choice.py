@@ -13,12 +13,12 @@ from isthmus.protos.failure import text_of
 
 
 def named_checkpoints(
-    told: Callable[[str], object], choice: str, home: Path
+    say: Callable[[str], object], choice: str, home: Path
 ) -> tuple[str, list[StoredCheckpoint]]:
     """Return what the choice is called, and its checkpoints, newest first.
 
     Args:
-        told: Called with each store of a run that does not answer while another does.
+        say: Called with each store of a run that does not answer while another does.
         choice: A run; empty: the latest. Or the folder or URL of a checkpoint, or of a run's.
         home: Where runs are kept.
 
@@ -46,7 +46,7 @@ def named_checkpoints(
     if len(errors) == len(stores):
         raise errors[0]
     for silent in errors:
-        told(f"warning: a store does not answer: {text_of(silent)}")
+        say(f"warning: a store does not answer: {text_of(silent)}")
     found.sort(key=lambda stored: stored.step, reverse=True)
     if folder.resumed_checkpoint is not None:  # what it began with is older than all of its own
         found.append(StoredCheckpoint(folder.resumed_checkpoint))
@@ -54,7 +54,7 @@ def named_checkpoints(
 
 
 def newest_good_checkpoint(
-    told: Callable[[str], object], choice: str, home: Path
+    say: Callable[[str], object], choice: str, home: Path
 ) -> tuple[str, Manifest]:
     """Return the folder or URL of a choice's newest good checkpoint. Tells of bad ones.
 
@@ -64,13 +64,13 @@ def newest_good_checkpoint(
         NoCheckpointError: none is good, or there is none.
         BadCheckpointError: the choice is a checkpoint itself, and is not good.
     """
-    called, found = named_checkpoints(told, choice, home)
+    called, found = named_checkpoints(say, choice, home)
     for stored, outcome in newest_good(found):
         if isinstance(outcome, Manifest):
             return stored.place, outcome
         if called == stored.place:
             raise BadCheckpointError(f"{stored.place} is refused: {outcome}")
-        told(f"refused: {outcome}")
+        say(f"refused: {outcome}")
     none_good = "no good checkpoint" if found else "no checkpoint"
     raise NoCheckpointError(f"there is {none_good} in {called}")
 

@@ -31,7 +31,7 @@ KEPT_BYTES = 64 << 20
 KEPT = "code"
 """Folder of HOME for them."""
 
-Told = Callable[[str], object]
+Say = Callable[[str], object]
 
 
 class JobCode:
@@ -96,7 +96,7 @@ class JobCode:
         texts.keep_within(KEPT_BYTES, ())
         folder.remember_code(self.message.digest, self.message.source)
 
-    def carry(self, client: Client, told: Told) -> None:
+    def carry(self, client: Client, say: Say) -> None:
         """Give a coordinator what it lacks of the files.
 
         Raises:
@@ -112,8 +112,8 @@ class JobCode:
         files = [paths[digest] for digest in missing if digest in paths]
         if files:
             names = ", ".join(path.name for path in files[:3]) + (", …" if len(files) > 3 else "")
-            told(f"carrying {format_size(total)}: {len(files)} of {len(paths)} files, {names}")
-        client.put_blobs(_parts(missing, paths, self.message.digest, listed, total, told))
+            say(f"carrying {format_size(total)}: {len(files)} of {len(paths)} files, {names}")
+        client.put_blobs(_parts(missing, paths, self.message.digest, listed, total, say))
 
     def _require_script(self, pair: Pair) -> None:
         """Refuse a script that rules leave out of what is carried."""
@@ -123,8 +123,8 @@ class JobCode:
         script = Path(os.path.normpath(Path(folder, pair.job.entrypoint)))
         is_ours = script.is_relative_to(root) and script.is_file()
         if is_ours and script not in {root / file.path for file in self.packed.folder.files}:
-            told = f"{script} is left out of what is carried: see .gitignore and .isthmusignore"
-            pair.job_document.refuse([(("entrypoint",), told)])
+            why = f"{script} is left out of what is carried: see .gitignore and .isthmusignore"
+            pair.job_document.refuse([(("entrypoint",), why)])
 
     def _compare(self, texts: Blobs, before: RunFolder | None) -> None:
         assert self.packed is not None
@@ -184,10 +184,10 @@ def _parts(
     digest: str,
     listed: bytes,
     total: int,
-    told: Told,
+    say: Say,
 ) -> Iterator[control_pb2.BlobPart]:
     """Yield contents in parts, that of the list of files last, and tell of every tenth."""
-    done, next_told = 0, total // 10
+    done, next_bytes = 0, total // 10
     for each in missing:
         if each == digest:
             continue
@@ -195,8 +195,8 @@ def _parts(
             for part in parts_of(each, file):
                 yield part
                 done += len(part.data)
-                if done >= next_told and total > PROGRESS_BYTES:
-                    told(f"carried {format_size(done)} of {format_size(total)}")
-                    next_told += total // 10
+                if done >= next_bytes and total > PROGRESS_BYTES:
+                    say(f"carried {format_size(done)} of {format_size(total)}")
+                    next_bytes += total // 10
     if digest in missing:
         yield from parts_of(digest, io.BytesIO(listed))

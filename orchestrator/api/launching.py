@@ -29,7 +29,7 @@ from isthmus.orchestrator.plans import as_launched, with_plan
 from isthmus.orchestrator.run_folder.home import RunFolder, new_run_id
 from isthmus.topology.spec.errors import ConfigError
 
-Told = Callable[[str], object]
+Say = Callable[[str], object]
 SCRIPTS = "scripts"
 """Folder of HOME with the documents that were written for scripts without any."""
 COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
@@ -53,7 +53,7 @@ class Launch:
         placed = [each.site for each in self.pair.job.placement]
         return (placed or [site.name for site in self.pair.topology.sites])[0]
 
-    def submit(self, told: Told, faults: Sequence[str] = (), priority: int = 0) -> RunFolder:
+    def submit(self, say: Say, faults: Sequence[str] = (), priority: int = 0) -> RunFolder:
         """Submit it; errors as of orchestrator/api/submission.py."""
         return submit(
             self.pair,
@@ -63,14 +63,14 @@ class Launch:
             faults,
             priority,
             resumed=self.resumed,
-            told=told,
+            say=say,
         )
 
 
 def prepared(
     job: Path,
     home: Path,
-    told: Told,
+    say: Say,
     *,
     topology: Path | None = None,
     overrides: Sequence[str] = (),
@@ -86,7 +86,7 @@ def prepared(
     Args:
         job: Its file.
         home: Where runs are kept.
-        told: Called with warnings, and with what was decided.
+        say: Called with warnings, and with what was decided.
         topology: Its file; None: the one that the job names.
         overrides: `path=value` of either document.
         arguments: More for the script.
@@ -106,24 +106,24 @@ def prepared(
     if allow_cpu:
         overrides = (*overrides, "allow_cpu=true")
     if resume is not None:
-        place, manifest = newest_good_checkpoint(told, resume, home)
-        told(f"resumes {manifest.run} after step {manifest.step}: {place}")
+        place, manifest = newest_good_checkpoint(say, resume, home)
+        say(f"resumes {manifest.run} after step {manifest.step}: {place}")
         if manifest.missing:
             sites = ", ".join(manifest.missing)
-            told(f"warning: it lacks what ranks of {sites} had of their own")
+            say(f"warning: it lacks what ranks of {sites} had of their own")
         resumed, overrides = manifest.run, (*overrides, f"checkpoint.resume={json.dumps(place)}")
     pair = load_pair(job, overrides, topology, arguments=arguments, to_plan=plan is not None)
     if coordinator is None:
         coordinator = coordinator_of(home, pair.described)
         if coordinator is not None:
-            told(f"submitting to what is up: coordinator {coordinator}")
-    _check(told, pair, home, is_here=coordinator is None)
+            say(f"submitting to what is up: coordinator {coordinator}")
+    _check(say, pair, home, is_here=coordinator is None)
     if plan is not None:
         pair = with_plan(pair, plan)
     else:
         pair, chosen = as_launched(pair)
         if chosen is not None:
-            told(f"plan: {chosen}")
+            say(f"plan: {chosen}")
     return Launch(
         pair=pair,
         home=home,
@@ -176,7 +176,7 @@ def job_of_script(script: Path, home: Path, *, sites: int, ranks: int) -> Path:
     return folder / "job.yaml"
 
 
-def _check(told: Told, pair: Pair, home: Path, *, is_here: bool) -> None:
+def _check(say: Say, pair: Pair, home: Path, *, is_here: bool) -> None:
     """Refuse what would fail the run, before anything is started.
 
     Raises:
@@ -189,10 +189,10 @@ def _check(told: Told, pair: Pair, home: Path, *, is_here: bool) -> None:
     findings = quick_findings(examined_of(pair, home)) if is_here else []
     problems += placed_findings(pair, [each for each in findings if each.path])
     for warning in (each for each in problems if each.is_warning):
-        told(str(warning))
+        say(str(warning))
     for each in findings:
         if each.severity is Severity.WARNING and not each.path:
-            told(f"warning: {each.found}: {each.why}; {each.cure}")
+            say(f"warning: {each.found}: {each.why}; {each.cure}")
     mistakes = [each for each in problems if not each.is_warning]
     if mistakes:
         raise ConfigError(mistakes)

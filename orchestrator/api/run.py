@@ -241,13 +241,13 @@ class Run:
         Returns:
             What came of the checkpoint, in words.
         """
-        told = ""
+        answer = ""
         with reading(self._choice) as reader:
             if checkpoint:
                 assert self._choice.home is not None
-                told = saved(reader, self._choice.home, time.monotonic() + timeout_s)
+                answer = saved(reader, self._choice.home, time.monotonic() + timeout_s)
             reader.cancel()
-        return told
+        return answer
 
     def report(self, to: str | Path) -> Path:
         """Write the run's report, one page that loads nothing from elsewhere; return its path."""
@@ -329,7 +329,7 @@ def launch(
     run_id: str | None = None,
     priority: int = 0,
     home: str | Path | None = None,
-    told: Callable[[str], object] = print,
+    say: Callable[[str], object] = print,
 ) -> Run:
     """Start a job at all sites, and return the run, which goes on by itself.
 
@@ -348,7 +348,7 @@ def launch(
         run_id: Names the run; the same again is the same run. None: a new name.
         priority: Of runs that wait for the same sites, the highest begins first.
         home: Where runs are kept; None: `$ISTHMUS_HOME`, else the user's state folder.
-        told: Called with each line about what is done: warnings, what is carried, the plan.
+        say: Called with each line about what is done: warnings, what is carried, the plan.
 
     Raises:
         ConfigError: a document, or a file that it names, is wrong; with line and column.
@@ -360,7 +360,7 @@ def launch(
     made = prepared(
         path,
         place,
-        told,
+        say,
         topology=None if topology is None else Path(topology),
         overrides=[f"{name}={json.dumps(value)}" for name, value in (settings or {}).items()],
         arguments=arguments,
@@ -370,7 +370,7 @@ def launch(
         allow_cpu=allow_cpu,
         run_id=run_id,
     )
-    made.submit(told, priority=priority)
+    made.submit(say, priority=priority)
     return Run(made.run_id, home=place)
 
 

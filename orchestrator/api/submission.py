@@ -44,7 +44,7 @@ def submit(
     faults: Sequence[str] = (),
     priority: int = 0,
     resumed: str | None = None,
-    told: Callable[[str], object] = lambda _: None,
+    say: Callable[[str], object] = lambda _: None,
 ) -> RunFolder:
     """Submit to the coordinator, or to one started for this run; return the run's folder here.
 
@@ -56,7 +56,7 @@ def submit(
         faults: Arguments of such a one that name a fault script, which has been checked.
         priority: Of runs that wait for the same sites, the highest begins first.
         resumed: The run whose checkpoint it goes on from.
-        told: Called with what is carried to the coordinator.
+        say: Called with what is carried to the coordinator.
 
     Raises:
         CommandError: an embedded coordinator does not start, or the run was there and has ended.
@@ -70,7 +70,7 @@ def submit(
     code = JobCode(pair, home, run_id, is_remote=coordinator is not None, resumed=resumed)
     if code.message.changes or resumed is not None:
         for line in _code_lines(code.message):
-            told(line)
+            say(line)
     folder, is_new = claim_run_folder(home, run_id, pair.job_document.written)
     if not is_new:
         wait_launched(folder)
@@ -86,7 +86,7 @@ def submit(
             code.remember(folder, home)
             if coordinator is not None:
                 folder.remember_remote(coordinator)
-                state = _submit_to(coordinator, pair, run_id, code, priority, told)
+                state = _submit_to(coordinator, pair, run_id, code, priority, say)
                 folder.remember_remote(coordinator, state)
             else:
                 with started_coordinator(
@@ -146,7 +146,7 @@ def _submit_to(
     run_id: str,
     code: JobCode,
     priority: int = 0,
-    told: Callable[[str], object] = lambda _: None,
+    say: Callable[[str], object] = lambda _: None,
 ) -> str:
     """Send what was asked for, and beside it what a plan decided.
 
@@ -155,7 +155,7 @@ def _submit_to(
     plan = pair.plan
     passed_env = passed_on(pair, os.environ)
     with Client(address) as client:
-        code.carry(client, told)
+        code.carry(client, say)
         response = client.submit(
             run_id,
             control_pb2.Document(

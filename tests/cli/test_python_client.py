@@ -20,7 +20,7 @@ from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
 def test_a_run_is_launched_looked_at_and_cancelled(files: Path, home: Path) -> None:
     ended = a_run("SUCCEEDED")
     scripted = ScriptedCoordinator(runs=[ended], watched=[ended])
-    told: list[str] = []
+    lines: list[str] = []
     with serving(scripted) as address:
         run = isthmus.launch(
             files / "job.yaml",
@@ -28,7 +28,7 @@ def test_a_run_is_launched_looked_at_and_cancelled(files: Path, home: Path) -> N
             settings={"trainer.steps": 7},
             run_id=ended.run_id,
             home=home,
-            told=told.append,
+            say=lines.append,
         )
         assert list(scripted.submitted[0].job.overrides) == ["trainer.steps=7"]
         status = run.wait(timeout_s=30)
@@ -46,7 +46,7 @@ def test_a_run_that_failed_raises_what_broke_first(files: Path, home: Path) -> N
     failed.reason_code, failed.reason = "SCRIPT_FAILED", "rank 1 of site a: ValueError: a mistake"
     with serving(ScriptedCoordinator(runs=[failed], watched=[failed])) as address:
         run = isthmus.launch(
-            files / "job.yaml", coordinator=address, run_id=failed.run_id, home=home, told=print
+            files / "job.yaml", coordinator=address, run_id=failed.run_id, home=home, say=print
         )
         with pytest.raises(isthmus.IsthmusError, match="a mistake") as raised:
             run.wait()
