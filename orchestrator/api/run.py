@@ -20,6 +20,8 @@ from isthmus.orchestrator.client.run_reader import reading
 from isthmus.orchestrator.documents import load_pair
 from isthmus.orchestrator.plans import plan_of
 from isthmus.orchestrator.run_folder.home import RunChoice, home_folder
+from isthmus.orchestrator.runs.facts import to_json
+from isthmus.orchestrator.runs.told_facts import told_sites, told_totals
 from isthmus.protos.catalogue import CATALOGUE
 from isthmus.protos.control.v1 import control_pb2
 
@@ -35,8 +37,8 @@ class SiteStatus:
     """ABSENT, JOINED, PREPARED, STARTING, RUNNING, ENDED, LOST, RETURNING or DROPPED."""
     host: str
     step: int
-    figures: Mapping[str, float]
-    """Figures of the site's last step, as `loss` and `step_s`."""
+    figures: Mapping[str, Any]
+    """Figures of the site over the run, as `status --json` has them: `tokens_per_s`, `step_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +55,8 @@ class RunStatus:
     """Steps that the job makes; 0: its script decides."""
     loss: float | None
     sites: Sequence[SiteStatus]
-    totals: Mapping[str, float]
-    """Figures of the whole run, as `tokens` and `wire_bytes`."""
+    totals: Mapping[str, float | None]
+    """Figures of the whole run, as `status --json` has them: `tokens`, `sent_bytes`."""
     notes: Sequence[str]
     """What people should know of it, a line each, as that a site was lost."""
     reason_code: str
@@ -69,24 +71,25 @@ class RunStatus:
     @classmethod
     def of(cls, run: control_pb2.Run) -> RunStatus:
         """Return what a coordinator's message says."""
+        totals = told_totals(run)
         return cls(
             id=run.run_id,
             name=run.name,
             state=control_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_"),
             step=max((site.step for site in run.sites), default=0),
             num_steps=run.num_steps,
-            loss=run.totals.get("loss"),
+            loss=totals["loss"],
             sites=tuple(
                 SiteStatus(
                     name=site.site,
                     state=control_pb2.SiteState.Name(site.state).removeprefix("SITE_STATE_"),
                     host=site.host,
                     step=site.step,
-                    figures=dict(site.latest),
+                    figures=to_json(facts),
                 )
-                for site in run.sites
+                for site, facts in zip(run.sites, told_sites(run), strict=True)
             ),
-            totals=dict(run.totals),
+            totals=totals,
             notes=(*(note.text for note in run.noted), *run.notes),
             reason_code=run.reason_code,
             reason=run.reason,

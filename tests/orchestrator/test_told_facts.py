@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.orchestrator.api.run import RunStatus
 from isthmus.orchestrator.cli.views import outcome_view, run_view
 from isthmus.orchestrator.coordinator.control_messages import run_message
 from isthmus.orchestrator.core.journaled_run import JournaledRun
@@ -52,11 +53,13 @@ def test_status_has_the_figures_of_sites_that_the_summary_has() -> None:
         parts = {"compute_s": 2.0 * step, "wait_s": 1.0, "encode_s": 0.25}
         measured.add("a", "step", step, {"step_s": 2.0 * step + 1, "site_tokens": 6.0, **parts}, {})
     view = JournaledRun("r1", ("a", "b"))
-    sites = run_view(run_message(view, measured.progress()))["sites"]
+    run = run_message(view, measured.progress())
+    sites = run_view(run)["sites"]
     own = [{name: site[name] for name in names(SiteFacts)} for site in sites]
     assert own == [to_json(each) for each in site_facts(measured).values()]
     assert (own[0]["num_steps"], own[0]["tokens"], own[0]["step_s"]) == (2, 12.0, 4.0)
     assert sites[0].keys() - own[0].keys() == {"state", "host"}
+    assert [site.figures for site in RunStatus.of(run).sites] == own
 
 
 def test_figures_of_the_summary_count_where_it_is_there() -> None:
