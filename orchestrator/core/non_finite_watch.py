@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from isthmus.orchestrator.core.run_events import NonFiniteReported
 
 MAX_NOTES = 8
 """So many are noted of a run: a GradScaler finds out now and then how large its scale may be."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotFinite:
-    """A gradient of one step held a NaN or an infinity."""
-
-    step: int
-    site: str
-    rank: int
-    """Inside the site; -1: it was the average over sites."""
-    tensor: str
-    message: str
-
-    @property
-    def note(self) -> str:
-        """What people are to know, in a line."""
-        place = f"site {self.site}, rank {self.rank}: " if self.rank >= 0 else ""
-        return f"NON_FINITE: {place}{self.message}; `exchange.non_finite: carry` lets it cross"
+def note_of(found: NonFiniteReported) -> str:
+    """Return what people are to know of it, in a line."""
+    place = f"site {found.site}, rank {found.rank}: " if found.rank >= 0 else ""
+    return f"NON_FINITE: {place}{found.message}; `exchange.non_finite: carry` lets it cross"
 
 
 class NonFiniteWatch:
@@ -40,11 +28,11 @@ class NonFiniteWatch:
         """The latest steps in a row whose gradients were not finite, as far as is known."""
         self._sites: set[str] = set()
         """Those that were noted of the first step."""
-        self._average: tuple[NotFinite, float] | None = None
+        self._average: tuple[NonFiniteReported, float] | None = None
         """What waits for a better explanation, and until when."""
         self._num_notes = 0
 
-    def report(self, found: NotFinite, now_s: float) -> NotFinite | None:
+    def report(self, found: NonFiniteReported, now_s: float) -> NonFiniteReported | None:
         """Take what a rank tells; return what is to be noted at once."""
         if found.step > self._last_step + 1:
             self._first_step = self._last_step = found.step
@@ -61,7 +49,7 @@ class NonFiniteWatch:
             self._average = found, now_s + self._wait_s
         return None
 
-    def explained(self, now_s: float) -> NotFinite | None:
+    def explained(self, now_s: float) -> NonFiniteReported | None:
         """Return an average that no rank's gradient explains, once it has waited."""
         if self._average is None or now_s < self._average[1]:
             return None
@@ -69,6 +57,6 @@ class NonFiniteWatch:
         self._sites.add(found.site)
         return self._counted(found)
 
-    def _counted(self, found: NotFinite) -> NotFinite | None:
+    def _counted(self, found: NonFiniteReported) -> NonFiniteReported | None:
         self._num_notes += 1
         return found if self._num_notes <= MAX_NOTES else None

@@ -10,7 +10,7 @@ from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.buffer_comparison import BufferComparison
 from isthmus.orchestrator.core.event_kinds import EventKind, text_of
 from isthmus.orchestrator.core.members import Member
-from isthmus.orchestrator.core.non_finite_watch import NonFiniteWatch, NotFinite
+from isthmus.orchestrator.core.non_finite_watch import NonFiniteWatch, note_of
 from isthmus.orchestrator.core.parameter_digests import Difference, DigestComparison
 from isthmus.orchestrator.core.run_events import RecordEvent, StorageFailed
 from isthmus.orchestrator.core.same_data import SAME_INPUTS, SameDataWatch
@@ -247,14 +247,7 @@ class RankReports:
         self, event: run_events.NonFiniteReported, now_s: float
     ) -> list[RecordEvent]:
         """Note a NaN or an infinity, with the one that explains it."""
-        found = NotFinite(
-            step=event.step,
-            site=event.site,
-            rank=event.rank,
-            tensor=event.tensor,
-            message=event.message,
-        )
-        return _noted(self._not_finite.report(found, now_s))
+        return _noted(self._not_finite.report(event, now_s))
 
     def explained(self, now_s: float) -> list[RecordEvent]:
         """Note a NaN or an infinity for which nothing has come that would explain it."""
@@ -306,10 +299,15 @@ class RankReports:
         return [RecordEvent(event.kind, event.site, {**detail, "note": note})]
 
 
-def _noted(found: NotFinite | None) -> list[RecordEvent]:
+def _noted(found: run_events.NonFiniteReported | None) -> list[RecordEvent]:
     if found is None:
         return []
-    detail = {"step": found.step, "rank": found.rank, "tensor": found.tensor, "note": found.note}
+    detail = {
+        "step": found.step,
+        "rank": found.rank,
+        "tensor": found.tensor,
+        "note": note_of(found),
+    }
     return [
         RecordEvent(EventKind.GRADIENT_NON_FINITE, found.site if found.rank >= 0 else "", detail)
     ]

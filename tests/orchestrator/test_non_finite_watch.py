@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from isthmus.orchestrator.core import run_events
-from isthmus.orchestrator.core.non_finite_watch import MAX_NOTES, NonFiniteWatch, NotFinite
+from isthmus.orchestrator.core.non_finite_watch import MAX_NOTES, NonFiniteWatch, note_of
 from tests.fakes.run_worlds import COLLECT_S, World
 
 WAIT_S = 2.0
 
 
-def found(site: str, step: int, rank: int = 0, tensor: str = "w") -> NotFinite:
-    return NotFinite(step=step, site=site, rank=rank, tensor=tensor, message=f"in step {step} NaN")
+def found(site: str, step: int, rank: int = 0, tensor: str = "w") -> run_events.NonFiniteReported:
+    return run_events.NonFiniteReported(site, rank, step, tensor, f"in step {step} NaN")
 
 
-def average(site: str, step: int) -> NotFinite:
+def average(site: str, step: int) -> run_events.NonFiniteReported:
     return found(site, step, rank=-1)
 
 
@@ -48,7 +48,7 @@ def test_an_average_that_nobody_explains_is_noted_of_no_site() -> None:
         assert watch.report(average(site, 5), 10.0) is None
     noted = watch.explained(12.0)
     assert noted is not None
-    assert "site" not in noted.note
+    assert "site" not in note_of(noted)
     assert watch.explained(99.0) is None
 
 
