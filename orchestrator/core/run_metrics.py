@@ -79,11 +79,6 @@ class SiteMetrics:
         )
 
 
-def read_back(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return a metric's values as they were before they were JSON, which has no NaN."""
-    return {name: math.nan if value is None else value for name, value in values.items()}
-
-
 @dataclass(slots=True)
 class _OpenStep:
     weighted: float = 0.0

@@ -22,7 +22,7 @@ from isthmus.topology.trees.link_codecs import codec_between, plan_codecs, small
 from isthmus.topology.trees.pairs import pairs_of
 from isthmus.topology.trees.shapes import widest_tree
 from isthmus.topology.trees.tree_choice import plan_reduction
-from isthmus.topology.trees.tree_times import bytes_of_hops, carried, plan_times_s, seconds_per_byte
+from isthmus.topology.trees.tree_times import carried, plan_times_s, seconds_per_byte
 from isthmus.topology.trees.wire_load import (
     FRAME_HEADER_BYTES,
     Load,
@@ -88,8 +88,8 @@ def test_each_tree_s_own_bytes_are_counted() -> None:
     chunk_bytes = chunk_bytes_of(job, relay, PATHS)
     assert load.chunk_bytes == (chunk_bytes + FRAME_HEADER_BYTES, chunk_bytes * RATIOS["int8"] + FRAME_HEADER_BYTES)  # fmt: skip
     # Three of four chunks cross 1-2, as fp32; those of the other tree cross 0-2; both cross 0-1.
-    found = bytes_of_hops(PATHS, load)
     count = load.num_chunks
+    found = carried(PATHS, [count * each for each in load.chunk_bytes])
     assert found[2, 1] == pytest.approx(count * load.chunk_bytes[0] * 0.75)
     assert found[0, 2] == pytest.approx(count * load.chunk_bytes[1] * 0.25)
     assert found[1, 0] == pytest.approx(found[2, 1] + found[0, 2])

@@ -52,11 +52,6 @@ def plan_times_s(
     }
 
 
-def bytes_of_hops(plan: ReductionPlan, load: Load) -> dict[Hop, float]:
-    """Return the mean bytes of a load on each directed link."""
-    return carried(plan, [load.num_chunks * each for each in load.chunk_bytes])
-
-
 def seconds_per_byte(
     plan: ReductionPlan, topology: Topology, ratios: Sequence[float] = (1.0,)
 ) -> dict[Hop, float]:
