@@ -43,6 +43,7 @@ from isthmus.sites.local.rank_messages import Reduce, Region
 from isthmus.sites.local.regions import create_region
 from isthmus.sites.worker.exchange.gateway_link import GatewayLink
 from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.trees.codec_costs import RATIOS
 from isthmus.topology.trees.wire_load import chunk_bytes_for
 from tests.fakes.gateway_process import GatewayProcess
 
@@ -230,7 +231,8 @@ class Setting:
     @property
     def bound_s(self) -> float:
         """Lower bound on the time of an exchange."""
-        return self.num_bytes * 8 / (PAYLOAD_SHARE * self.bits_per_s) + self.rtt_s / 2
+        wire_bytes = RATIOS.get(self.codec, 1.0) * self.num_bytes
+        return wire_bytes * 8 / (PAYLOAD_SHARE * self.bits_per_s) + self.rtt_s / 2
 
 
 class RankStandIn:
