@@ -75,6 +75,11 @@ Write = Callable[[Mapping[str, Any]], None]
 """Sends one message to the agent; may be called from any thread."""
 
 
+def num_pool_threads(cores: int) -> int:
+    """Return the threads for arithmetic: the event loop's thread keeps another core busy."""
+    return max(1, min(_THREADS_MAX, cores - 1))
+
+
 class EndingGateway:
     """Base of all gateways: ends at the first failure, or when the agent says so."""
 
@@ -162,7 +167,7 @@ class Gateway(EndingGateway):
 
     def __init__(self, config: GatewayConfig, write: Write) -> None:
         super().__init__(config, write)
-        self._pool = Pool(max(2, min(_THREADS_MAX, usable_cores())))
+        self._pool = Pool(num_pool_threads(usable_cores()))
         self._local = LocalServer(config, self)
         self._executor = Executor(
             config,
