@@ -63,11 +63,11 @@ def test_pages_follow_a_run_through_loss_and_return(run: Bench, tmp_path: Path) 
             says(page, "live")
         kill(victim(run, "gateway"))
         for page in pages:
-            shows(page, "head", "Site c is lost")
+            shows(page, "events", "the run continues without site c")
             assert not serious_findings(page)
             assert fits(page)
         for page in pages:
-            shows(page, "events", "site c is training with the others again")
+            shows(page, "events", "site c takes part again")
             page.wait_for_function("!document.querySelector('.map .site.out')")
         run.isthmus("cancel", "r").check()
         for page in pages:
