@@ -200,6 +200,12 @@ class InOnePlace(LoadScopeScheduling):  # type: ignore[misc] # without types
             return RUNS
         return nodeid.partition("::")[0] if nodeid.startswith(SHARED) else nodeid
 
+    def _assign_work_unit(self, node: object) -> None:
+        """Hand out whole runs before all else: they take longest."""
+        if RUNS in self.workqueue:
+            self.workqueue.move_to_end(RUNS, last=False)
+        super()._assign_work_unit(node)
+
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> InOnePlace:
     """Have xdist hand out tests like that."""

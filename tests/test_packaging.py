@@ -38,10 +38,14 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build a wheel of the source distribution; return it."""
+    """Build a wheel of the source distribution; return it. What is compiled is not optimised."""
     folder = tmp_path_factory.mktemp("dist")
     uv = [str(Path(sys.executable).with_name("uv")), "build", "--quiet", "--no-build-isolation"]
-    subprocess.run([*uv, "--python", sys.executable, "-o", str(folder), str(ROOT)], check=True)
+    subprocess.run(
+        [*uv, "--python", sys.executable, "-o", str(folder), str(ROOT)],
+        env={**os.environ, "CFLAGS": "-O0"},
+        check=True,
+    )
     return next(folder.glob("*.whl"))
 
 

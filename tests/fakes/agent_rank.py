@@ -2,9 +2,9 @@
 
 Arguments: ACTION [RANK [OTHERS]]. Without a rank all do it; the other ranks do what OTHERS says, or
 wait until they are killed.
-Actions: absent (never joins), done, surroundings (prints its environment), exit, raise, kill, wait,
-ignore (SIGTERM), talk (a long log), lost (another site), quit (status 0 without leaving), victim
-(once another has ended).
+Actions: absent (never joins), done (prints its environment, too), exit, raise, kill, wait, ignore
+(SIGTERM), talk (a long log), lost (another site), quit (status 0 without leaving), victim (once
+another has ended).
 """
 
 import json
@@ -50,12 +50,10 @@ def act(action: str, gateway: socket.socket) -> None:
         case "done":
             say(gateway, op="metric", kind="step", step=1, values={"loss": 2.5}, labels={})
             say(gateway, op="digest", step=1, round=0, combined=7, tensors=[7], names=["w"])
+            print(json.dumps(dict(os.environ)), flush=True)
             print(f"rank {RANK} done in {os.environ['ISTHMUS_SITE']}", flush=True)
             say(gateway, op="leave")
             _tell_gone()
-        case "surroundings":
-            print(json.dumps(dict(os.environ)), flush=True)
-            say(gateway, op="leave")
         case "exit":
             print("exiting with 17", file=sys.stderr, flush=True)
             sys.exit(17)

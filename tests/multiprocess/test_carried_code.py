@@ -15,6 +15,7 @@ import pytest
 
 from tests.fakes.sshd import Sshd, nobodys, sshd
 from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
+from tests.multiprocess.test_up import credentials, of_run
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
@@ -88,15 +89,25 @@ def found(run: Bench, run_id: str) -> dict[str, dict[str, Any]]:
     return {each["site"]: each for each in lines}
 
 
-def test_sites_that_have_nothing_of_a_project_train_it(run: Bench, server: Sshd) -> None:
+def test_two_sites_over_ssh_train_what_they_have_nothing_of(run: Bench, server: Sshd) -> None:
+    """From `up` to `down`, and what a second launch carries after a line has changed."""
     folder = project(
         run, {site: server.launcher(sys.executable, run.folder / f"at-{site}") for site in "ab"}
     )
     git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
         subprocess.run([*git, *words], check=True)
-    run.isthmus("up", str(folder / "topology.yaml")).check()
+    topology = str(folder / "topology.yaml")
+    up = run.isthmus("up", topology, "--json").check()
+    assert {each["state"] for each in up.envelope["data"]["sites"]} == {"up"}
+    again = run.isthmus("up", topology, "--json").check()
+    assert again.envelope["data"]["coordinator"] == up.envelope["data"]["coordinator"]
+    secrets = [path for folder in credentials(run) for path in folder.iterdir()]
+    assert secrets
+    assert all(path.stat().st_mode & 0o077 == 0 for path in secrets)
+
     first = run.isthmus("launch", str(folder / "job.yaml"), "--json").check().envelope["data"]
+    assert first["verified_steps"] == 1 + 2
     told = found(run, first["run_id"])
     assert told.keys() == {"a", "b"}
     for site, each in told.items():
@@ -116,12 +127,28 @@ def test_sites_that_have_nothing_of_a_project_train_it(run: Bench, server: Sshd)
     second = json.loads(out)["data"]["run_id"]
     run.isthmus("wait", second).check()
     assert {each["rate"] for each in found(run, second).values()} == {0.2}
+    run.isthmus("down", topology).check()
+    assert carried_s < 20, "most of it is the start of the command"
+    assert of_run(run) == []
+    assert credentials(run) == []
+    assert list(run.folder.rglob("tether.lock")) == []
+    assert server.sessions() == []
+    run.isthmus("down", topology, "--json").check(8)
+
+    # Its runs can be looked at as long as their files are here.
     page = run.folder / "report.html"
     run.isthmus("report", second, "--out", str(page)).check()
     assert "changed since run " + first["run_id"] in page.read_text()
     assert "line 1: +RATE = 0.2" in page.read_text()
-    run.isthmus("down", str(folder / "topology.yaml")).check()
-    assert carried_s < 20, "most of it is the start of the command"
+    listed = run.isthmus("status", "--all", "--json").check().envelope["data"]["runs"]
+    assert {(each["run_id"], each["state"]) for each in listed} == {
+        (first["run_id"], "SUCCEEDED"),
+        (second, "SUCCEEDED"),
+    }
+    assert "run.ended" in run.isthmus("events").check().out
+    removed = run.isthmus("runs", "remove", second, "-y", "--json").check().envelope["data"]
+    assert len(removed["runs"][0]["folders"]) == 2
+    run.isthmus("status", second, "--json").check(2)
 
 
 @pytest.mark.exhaustive

@@ -55,40 +55,6 @@ def credentials(run: Bench) -> list[Path]:
     return list(run.folder.rglob("credentials"))
 
 
-def test_two_sites_over_ssh_from_up_to_down(run: Bench, server: Sshd) -> None:
-    launchers = {site: server.launcher(sys.executable, run.folder / f"at-{site}") for site in "ab"}
-    topology = written(run, launchers)
-    up = run.isthmus("up", topology, "--json").check()
-    assert {each["state"] for each in up.envelope["data"]["sites"]} == {"up"}
-    again = run.isthmus("up", topology, "--json").check()
-    assert again.envelope["data"]["coordinator"] == up.envelope["data"]["coordinator"]
-    secrets = [path for folder in credentials(run) for path in folder.iterdir()]
-    assert secrets
-    assert all(path.stat().st_mode & 0o077 == 0 for path in secrets)
-
-    launched = run.isthmus("launch", str(run.folder / "job.yaml"), "--json").check()
-    assert launched.envelope["data"]["verified_steps"] == 1 + 3
-
-    run.isthmus("down", topology).check()
-    assert of_run(run) == []
-    assert credentials(run) == []
-    assert list(run.folder.rglob("tether.lock")) == []
-    assert server.sessions() == []
-    run.isthmus("down", topology, "--json").check(8)
-
-    # Its runs can be looked at as long as their files are here.
-    run_id = launched.envelope["data"]["run_id"]
-    (listed,) = run.isthmus("status", "--all", "--json").check().envelope["data"]["runs"]
-    assert (listed["run_id"], listed["state"]) == (run_id, "SUCCEEDED")
-    assert "rank0" in run.isthmus("logs").check().out
-    assert "run.ended" in run.isthmus("events").check().out
-    figures = run.isthmus("report", "--json").check().envelope["data"]["runs"]
-    assert figures[0]["run_id"] == run_id
-    removed = run.isthmus("runs", "remove", run_id, "-y", "--json").check().envelope["data"]
-    assert len(removed["runs"][0]["folders"]) == 2
-    run.isthmus("status", run_id, "--json").check(2)
-
-
 @pytest.mark.exhaustive
 def test_agents_whose_sshd_session_is_killed_end_and_are_started_again(
     run: Bench, server: Sshd

@@ -37,12 +37,9 @@ def saved(run: Bench) -> dict[str, dict[str, torch.Tensor]]:
     return {each.stem: torch.load(each, weights_only=True) for each in files}
 
 
+@pytest.mark.exhaustive  # up to the end of the site as the next test; of the run: test_run_losses.py
 @pytest.mark.parametrize(
-    "ranks",
-    [
-        pytest.param([(1, 2), (1, 2)], id="two-sites"),
-        pytest.param([(1, 3)], id="one-site", marks=pytest.mark.exhaustive),
-    ],
+    "ranks", [pytest.param([(1, 2), (1, 2)], id="two-sites"), pytest.param([(1, 3)], id="one-site")]
 )
 def test_one_flipped_bit_ends_the_run_and_names_the_rank(
     run: Bench, ranks: list[tuple[int, int]]

@@ -18,7 +18,6 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from kubeflow_trainer_api.models import TrainerV1alpha1TrainingRuntime, TrainerV1alpha1TrainJob
 
 from isthmus.orchestrator.rendering.kubernetes import (
     Wishes,
@@ -368,12 +367,14 @@ def test_the_manual_followed_literally_as_far_as_it_runs_here(tmp_path: Path) ->
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_train_job_has_a_runtime_that_kubeflow_takes(nodes: int) -> None:
+    from kubeflow_trainer_api import models  # takes seconds
+
     written = text() if nodes == 1 else of_two_nodes()
     topology = load_topology(written, "topology.yaml")
     wishes = dataclasses.replace(WISHES, is_train_job=True, queue="night")
     *_, runtime, job = site_objects(topology, topology.site("eu"), written, wishes)
-    of_runtime = TrainerV1alpha1TrainingRuntime.from_dict(runtime)
-    of_job = TrainerV1alpha1TrainJob.from_dict(job)
+    of_runtime = models.TrainerV1alpha1TrainingRuntime.from_dict(runtime)
+    of_job = models.TrainerV1alpha1TrainJob.from_dict(job)
     assert of_runtime.to_dict() == runtime, "no key is misspelt"
     assert of_job.to_dict() == job
     assert of_job.spec.runtime_ref.name == of_runtime.metadata.name == "isthmus-two-sites-eu"

@@ -63,34 +63,6 @@ async def ended(coordinator: AgentCoordinator, bench: AgentBench) -> control.Sit
     return message
 
 
-@pytest.mark.parametrize(
-    ("nodes", "ranks"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.exhaustive)]
-)
-async def test_a_run_succeeds_and_the_next_one_follows(
-    tmp_path: Path, nodes: int, ranks: int
-) -> None:
-    async with scene(tmp_path, "done", nodes=nodes, ranks=ranks) as (coordinator, bench):
-        end = await ended(coordinator, bench)
-        assert end.succeeded, end
-        assert not end.failures
-        assert coordinator.all("running")
-        metrics = [each.metrics for each in coordinator.all("metrics")]
-        assert sum(len(batch.metrics) for batch in metrics) == 2
-        assert {each.digest.rank for each in coordinator.all("digest")} == {0, 1}
-        # Everything about the run came before its end.
-        assert coordinator.messages[-1].HasField("ended")
-        assert "rank 1 done in a" in coordinator.text("rank1")
-        assert "r1" in coordinator.text("agent")
-        coordinator.forget()
-        topology = topology_yaml(nodes, ranks)
-        coordinator.say(prepare=prepare(topology, job_yaml("done"), "r2", generation=2))
-        await coordinator.wait_message("prepared")
-        coordinator.say(start=control.Start(run_id="r2", generation=2))
-        assert (await ended(coordinator, bench)).succeeded
-        bench.process.send_signal(signal.SIGTERM)
-        assert await bench.wait_ended() == 0, bench.log()
-
-
 LEFT_OVER = {
     "RANK": "5",
     "LOCAL_RANK": "3",
@@ -116,24 +88,50 @@ LEFT_OVER = {
 """What a launcher leaves in the environment of an agent that it starts."""
 
 
-async def test_ranks_have_what_a_prologue_sets_up_and_nothing_that_a_launcher_has_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("nodes", "ranks"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.exhaustive)]
+)
+async def test_a_run_succeeds_and_the_next_one_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, ranks: int
 ) -> None:
-    for name, value in LEFT_OVER.items():
+    """Ranks have what a prologue sets up, and nothing that a launcher has left."""
+    for name, value in {**LEFT_OVER, "KEPT_BY_RANKS": "yes"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("KEPT_BY_RANKS", "yes")
-
     lines = """prologue: [export A='b c', echo some noise, cat, 'set -- env B=2 "$@"']"""
-    async with scene(tmp_path, "surroundings", more=lines) as (coordinator, bench):
+    started = scene(tmp_path, "done", nodes=nodes, ranks=ranks, more=lines)
+    async with started as (coordinator, bench):
         end = await ended(coordinator, bench)
         assert end.succeeded, end
+        assert not end.failures
+        assert coordinator.all("running")
+        metrics = [each.metrics for each in coordinator.all("metrics")]
+        assert sum(len(batch.metrics) for batch in metrics) == 2
+        assert {each.digest.rank for each in coordinator.all("digest")} == {0, 1}
+        # Everything about the run came before its end.
+        assert coordinator.messages[-1].HasField("ended")
         for rank in range(2):
-            found = json.loads(coordinator.text(f"rank{rank}").removeprefix(f"rank{rank}: "))
-            left = {name for name, value in LEFT_OVER.items() if found.get(name) == value}
-            assert left == set()
-            assert (found["RANK"], found["WORLD_SIZE"]) == (str(rank), "2")
-            assert not [name for name in found if name.startswith(("SLURM_", "PET_"))]
-            assert (found["KEPT_BY_RANKS"], found["A"], found["B"]) == ("yes", "b c", "2")
+            assert f"rank {rank} done in a" in coordinator.text(f"rank{rank}")
+            check_environment(coordinator, rank)
+        assert "r1" in coordinator.text("agent")
+        coordinator.forget()
+        topology = topology_yaml(nodes, ranks)
+        coordinator.say(prepare=prepare(topology, job_yaml("done"), "r2", generation=2))
+        await coordinator.wait_message("prepared")
+        coordinator.say(start=control.Start(run_id="r2", generation=2))
+        assert (await ended(coordinator, bench)).succeeded
+        bench.process.send_signal(signal.SIGTERM)
+        assert await bench.wait_ended() == 0, bench.log()
+
+
+def check_environment(coordinator: AgentCoordinator, rank: int) -> None:
+    """What a rank has written of its environment is its own, the prologue's and the agent's."""
+    (line,) = (line for line in coordinator.text(f"rank{rank}").splitlines() if "{" in line)
+    environment = json.loads(line.removeprefix(f"rank{rank}: "))
+    left = {name for name, value in LEFT_OVER.items() if environment.get(name) == value}
+    assert left == set()
+    assert (environment["RANK"], environment["WORLD_SIZE"]) == (str(rank), "2")
+    assert not [name for name in environment if name.startswith(("SLURM_", "PET_"))]
+    assert [environment[name] for name in ("KEPT_BY_RANKS", "A", "B")] == ["yes", "b c", "2"]
 
 
 async def test_a_line_of_the_prologue_that_fails_is_named(tmp_path: Path) -> None:
@@ -247,9 +245,18 @@ async def test_one_of_a_nodes_gateways_is_named_by_its_number(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("action", [pytest.param("wait", marks=pytest.mark.exhaustive), "ignore"])
-async def test_stop_ends_everything_within_the_grace(tmp_path: Path, action: str) -> None:
-    async with scene(tmp_path, action) as (coordinator, bench):
+async def test_a_run_goes_on_when_its_coordinator_comes_back_and_stop_ends_it_within_the_grace(
+    tmp_path: Path, action: str
+) -> None:
+    async with scene(tmp_path, action, lease_s=2.0) as (coordinator, bench):
         await coordinator.wait_for("ranks", lambda: "rank 1 waits" in coordinator.text("rank1"))
+        coordinator.hang_up()
+        await coordinator.wait_for(
+            "a second hello", lambda: len(coordinator.all("hello")) == 2 or None
+        )
+        hello = coordinator.all("hello")[1].hello
+        assert (hello.session, hello.run.run_id, hello.run.generation) == ("one", "r1", 1)
+        assert len(bench.below("isthmus.sites.node.rank")) == 2
         stopped_s = time.monotonic()
         coordinator.say(stop=control.Stop(run_id="r1", generation=1, reason="x", grace_s=1.0))
         end = await ended(coordinator, bench)
@@ -279,20 +286,6 @@ async def test_without_a_coordinator_the_site_goes_on_for_a_while_then_stops_its
         assert 2.0 < time.monotonic() - lost_s < 3.0 + DETECT_WITHIN_S
         assert "the site goes on without one for 3 s at most" in bench.log()
         assert bench.below() == []
-
-
-async def test_a_run_goes_on_when_its_coordinator_hangs_up_and_comes_back(tmp_path: Path) -> None:
-    async with scene(tmp_path, "wait", lease_s=2.0) as (coordinator, bench):
-        await coordinator.wait_message("running")
-        coordinator.hang_up()
-        await coordinator.wait_for(
-            "a second hello", lambda: len(coordinator.all("hello")) == 2 or None
-        )
-        hello = coordinator.all("hello")[1].hello
-        assert (hello.session, hello.run.run_id, hello.run.generation) == ("one", "r1", 1)
-        assert bench.below("isthmus.sites.node.rank")
-        coordinator.say(stop=control.Stop(run_id="r1", generation=1, grace_s=0.5))
-        await coordinator.wait_message("ended")
 
 
 @pytest.mark.parametrize(
