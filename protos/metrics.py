@@ -104,6 +104,9 @@ TOKENS = "tokens"
 SITE_TOKENS = "site_tokens"
 SITE_SAMPLES = "site_samples"
 """Samples that the site had of the job's global batch. Absent: its script divides data itself."""
+RUNG = "rung"
+"""The place of the regime in which the step was taken among those that the run may have, from 0 for
+the job's own. Absent: it has no other here."""
 STEP_S = "step_s"
 """Wall time of the step; the four parts below add up to it. Among the run's totals: the mean of the
 last steps, at the slowest site."""

@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
             missing_sites=MissingSites(),
             make_common=lambda **_: True,
             landing=lambda: None,
-            sync_every=1,
+            sync_every=lambda: 1,
             on_written=lambda *values: written.append(values),
             on_failed=lambda *_: None,
             on_store_failed=lambda *_: None,

@@ -223,7 +223,7 @@ class SiteRun:
             list(self._steps.times_s),
             within_s,
             self._ending,
-            sync_every=self._order.spec.job.regime.sync_every,
+            sync_every=self._order.spec.longest_regime.sync_every,
         )
         if why_not:
             log.warning("no checkpoint: %s", why_not)

@@ -88,6 +88,7 @@ class EpochChange:
                 "enters": list(message.enters),
                 "follows": list(epoch.follows),
                 "shares": to_json(epoch.shares),
+                "rung": to_json(epoch.rung),
             }
         )
         return epoch

@@ -84,7 +84,7 @@ class Checkpoints:
         missing_sites: MissingSites,
         make_common: MakeCommon,
         landing: Callable[[], Landing | None],
-        sync_every: int,
+        sync_every: Callable[[], int],
         on_written: Callable[[int, float, int, float], None],
         on_failed: Callable[[int, str], None],
         on_store_failed: Callable[[int, str], None],
@@ -104,7 +104,7 @@ class Checkpoints:
             missing_sites: knows which sites take part.
             make_common: has the same state at all sites, after a step whose state is saved.
             landing: returns the round that has ended with the latest step, if such wait for nobody.
-            sync_every: steps between those after which it can.
+            sync_every: returns how many steps lie between those after which it can.
             on_written: called from a thread with step, seconds, bytes, and seconds that training
                 waited, at the publishing site.
             on_failed: called from a thread with step and reason if this rank could not write.
@@ -216,10 +216,10 @@ class Checkpoints:
         """Check whether a checkpoint is due or requested. Call after each step, in order."""
         assert self._interval is not None, "started"
         assert self._watch is not None, "started"
-        if step % self._sync_every:
+        sync_every, wanted = self._sync_every(), self._watch.step
+        if step % sync_every:
             return
-        wanted = self._watch.step
-        is_wanted = wanted is not None and step - self._sync_every < wanted <= step
+        is_wanted = wanted is not None and step - sync_every < wanted <= step
         if self._interval.is_due(step) or is_wanted:
             self._begin(step)
         if self._counts_anew:

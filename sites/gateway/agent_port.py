@@ -19,6 +19,7 @@ from isthmus.topology.spec.epoch import Handover
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_lines import Kinds, Message
 from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.regime import AS_LAUNCHED, Rung
 from isthmus.topology.spec.run_spec import CodedPlan
 from isthmus.topology.spec.shares import AS_BEGUN, Shares
 
@@ -71,6 +72,8 @@ class Resume:
     """Members that are catching up: they get results and contribute nothing."""
     shares: Shares = AS_BEGUN
     """What sites get of the batch."""
+    rung: Rung = AS_LAUNCHED
+    """The regime."""
 
 
 @dataclass(frozen=True, slots=True)

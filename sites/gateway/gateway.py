@@ -332,6 +332,7 @@ class Gateway(EndingGateway):
             follows=command.follows,
             state=str(entry_folder(Path(config.state_folder), command.epoch)),
             shares=command.shares,
+            rung=command.rung,
         )
         follows = config.site in command.follows
         if follows and config.site in command.enters:

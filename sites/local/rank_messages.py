@@ -28,6 +28,7 @@ from isthmus.sites.local.chunk_grid import Sharing, sharing_of
 from isthmus.sites.local.squares import Units
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_fields import read_json
+from isthmus.topology.spec.regime import AS_LAUNCHED, Rung
 from isthmus.topology.spec.shares import AS_BEGUN, Shares
 
 WEIGHT_MAX = float(1 << 53)
@@ -325,6 +326,8 @@ class Members:
     the others' ranks write it (sites/local/entry_folder.py)."""
     shares: Shares = AS_BEGUN
     """What sites get of the batch; it is said again with each later epoch."""
+    rung: Rung = AS_LAUNCHED
+    """The regime, as `shares`."""
 
 
 FromRank = (

@@ -55,7 +55,7 @@ def gateway_config(
         error_feedback=exchange.error_feedback,
         error_feedback_decay=exchange.error_feedback_decay,
         non_finite=exchange.non_finite,
-        steps_per_round=spec.job.regime.period,
+        steps_per_round=spec.longest_regime.period,
         chunk_bytes=spec.chunk_bytes,
         channels_per_link=exchange.channels_per_link,
         window_bytes=exchange.window_bytes,

@@ -25,10 +25,12 @@ def lone_site(
     regime: Regime | None = None,
     device: str = "cpu",
     rate: str | None = None,
+    rungs: tuple[Regime, ...] = (),
 ) -> Site:
     """A real site of one rank whose link records.
 
-    With `rate` the job has `on_fewer_sites: shrink`, and that.
+    With `rate` the job has `on_fewer_sites: shrink`, and that. `rungs` are the regimes to which the
+    run may change.
     """
     welcome = Welcome(
         site="only",
@@ -49,7 +51,7 @@ def lone_site(
     )
     context = RankContext(
         welcome=welcome,
-        spec=dataclasses.replace(lone_spec(1), job=job),
+        spec=dataclasses.replace(lone_spec(1), job=job, rungs=rungs),
         run_folder=Path(),
         device=torch.device(device),
         averages=averages,

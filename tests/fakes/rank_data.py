@@ -113,6 +113,9 @@ class RankData:
             self.divided = change.shares.number
             self.sampler.divide(change.step, change.shares.parts)
             return
+        if isinstance(change, Changed):
+            self.rungs.append((self.missing.num_steps, change.rung))
+            return
         for site in self._at(change.sites):
             match change:
                 case Announced():

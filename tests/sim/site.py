@@ -443,6 +443,7 @@ class SimSite:
             enters=enters,
             follows=epoch.follows,
             shares=epoch.shares,
+            rung=epoch.rung,
         )
         self.data.history.tell(told)
         if enters and self.name not in epoch.follows:

@@ -97,7 +97,7 @@ class Training:
             missing_sites=self.missing_sites,
             make_common=lambda **_: self.step % sync_every == 0,
             landing=lambda: None,
-            sync_every=sync_every,
+            sync_every=lambda: sync_every,
             on_written=self.note_written,
             on_failed=lambda *told: self.failed.append(told),
             on_store_failed=lambda *told: self.store_failed.append(told),

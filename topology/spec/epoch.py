@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from isthmus.topology.spec.json_fields import json_bytes, json_of, read_json, to_json
+from isthmus.topology.spec.regime import AS_LAUNCHED, Rung
 from isthmus.topology.spec.run_spec import CodedPlan
 from isthmus.topology.spec.shares import AS_BEGUN, Shares
 
@@ -38,6 +39,8 @@ class Epoch:
     shares: Shares = AS_BEGUN
     """What sites get of the batch. Ranks change to it some rounds later than `from_round`
     (sites/worker/exchange/member_history.py)."""
+    rung: Rung = AS_LAUNCHED
+    """The regime. Ranks change to it as they do to other shares, and as soon as all know."""
 
     def to_bytes(self) -> bytes:
         """Serialise: the same value gives the same bytes."""

@@ -225,6 +225,19 @@ class Regime(Section):
         return MOMENTUM if self.outer.momentum is None else self.outer.momentum
 
 
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """The regime that a run has by now, among those that it may change to."""
+
+    number: int = 0
+    """The epoch that decided it; 0: the run has the regime that it began with."""
+    kind: str = ""
+    """Of RunSpec.ladder; empty: as the run began."""
+
+
+AS_LAUNCHED = Rung()
+
+
 def regime_of(
     kind: str,
     *,

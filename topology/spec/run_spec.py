@@ -26,6 +26,7 @@ from isthmus.topology.spec.json_fields import (
 )
 from isthmus.topology.spec.plan_wishes import Replan
 from isthmus.topology.spec.reduction_plan import ReductionPlan
+from isthmus.topology.spec.regime import Regime, Rung
 from isthmus.topology.spec.timeouts import Timeouts
 from isthmus.topology.spec.world import Topology
 
@@ -78,6 +79,9 @@ class RunSpec:
     replan: Replan | None = None
     """The settings of planning again by the coordinator; None: the run keeps its plan. Where it may
     change, gateways have links to every site that they could have for a neighbour."""
+    rungs: tuple[Regime, ...] = ()
+    """The regimes less exact than the job's to which the run may change, most exact first; empty:
+    it keeps its regime."""
     first: CodedPlan | None = None
     """The reduction that the run begins with, where it begins with some of its sites; None: with
     all, by `reduction`."""
@@ -132,6 +136,20 @@ class RunSpec:
     def first_reduction(self) -> CodedPlan:
         """The reduction that the run begins with: of `first_sites`."""
         return self.first or self.reduction
+
+    @property
+    def ladder(self) -> tuple[Regime, ...]:
+        """All regimes that the run may have, the job's first."""
+        return (self.job.regime, *self.rungs)
+
+    def regime_at(self, rung: Rung) -> Regime:
+        """Return the regime of a rung of the ladder."""
+        return next((each for each in self.rungs if each.kind == rung.kind), self.job.regime)
+
+    @property
+    def longest_regime(self) -> Regime:
+        """The regime of the ladder with the longest rounds."""
+        return max(self.ladder, key=lambda regime: (regime.is_local, regime.sync_every))
 
     def to_bytes(self) -> bytes:
         """Serialise; equal values give equal bytes."""

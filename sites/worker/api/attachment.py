@@ -29,6 +29,7 @@ from isthmus.sites.worker.checks.refusals import (
     count_left_out,
     refuse_scaler,
     scaler_refusal,
+    watch_scaler,
 )
 from isthmus.sites.worker.checks.step_watch import StepWatch
 from isthmus.sites.worker.exchange.bucket_order import Cut, agree_on_cut
@@ -36,6 +37,7 @@ from isthmus.sites.worker.exchange.collectives import Collectives, device_name
 from isthmus.sites.worker.exchange.member_history import MemberHistory
 from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.rounds import Round
+from isthmus.sites.worker.exchange.run_regime import RunRegime
 from isthmus.sites.worker.exchange.sharding import is_sharded
 from isthmus.sites.worker.exchange.site_averages import BucketAverages
 from isthmus.sites.worker.exchange.step_records import (
@@ -54,9 +56,12 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from isthmus.sites.worker.layouts.agreed_hook import AgreedHook, AgreedTensors
+    from isthmus.sites.worker.layouts.canonical import Agreed, GradientPlan
     from isthmus.sites.worker.layouts.layout_agreement import LayoutAgreement
+    from isthmus.sites.worker.regimes.ladder import Ladder
     from isthmus.sites.worker.regimes.loop import RegimeLoop
     from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
+    from isthmus.topology.spec.regime import Regime, Rung
 
 
 @dataclass(slots=True)
@@ -71,6 +76,8 @@ class _Current:
     """With the other sites, where tensors are sharded."""
     loop: RegimeLoop | None = None
     """What has averages cross between sites; None: gradients do, in the backward pass."""
+    ladder: Ladder | None = None
+    """The loop, where it may be another one in the end; None: the regime stays as it is."""
     step_watch: StepWatch | None = None
     crossing: CrossingCheck | None = None
     undo: list[Callable[[], None]] = field(default_factory=list)
@@ -91,6 +98,7 @@ class Attachment:
         members: MemberHistory,
         steps: StepLog,
         records: Records,
+        regime: RunRegime,
     ) -> None:
         """Attach nothing yet; watch all optimizers of this process."""
         self._context = context
@@ -100,8 +108,9 @@ class Attachment:
         self._records = records
         self.tokens = TokenCount()
         self.numbers = StepNumbers(steps)
-        self._regime = context.spec.job.regime
+        self._regime = regime
         self._now = _Current()
+        steps.rung = lambda: None if self._now.ladder is None else self._now.ladder.rung
         self._former: WeakSet[Optimizer] = WeakSet()
         """Optimizers that earlier calls were given."""
         self.before_change: Callable[[], None] = lambda: None
@@ -148,7 +157,7 @@ class Attachment:
     def gradient_averages(self) -> BucketAverages:
         """What averages gradients as they come: over all sites, or inside this one."""
         averaging = self._averaging
-        return averaging.pipeline if self._regime.is_sync else averaging.site_averages
+        return averaging.pipeline if self._regime.now.is_sync else averaging.site_averages
 
     def lists(self) -> Sequence[bytes]:
         """Return what each site has told all others of its tensors, where any site may shard."""
@@ -182,12 +191,13 @@ class Attachment:
         self._steps.begin("attach")
         self._begin(optimizers)
         replicas = [each for each in models if isinstance(each, DistributedDataParallel)]
-        if replicas and (beside_shards or not self._regime.is_sync):
-            self._attach_beside_shards(replicas, is_summed=is_summed)
+        may_change = self._may_change(replicas)
+        if replicas and (beside_shards or may_change or not self._regime.now.is_sync):
+            self._attach_beside_shards(replicas, is_summed=is_summed, may_change=may_change)
         elif replicas:
             self._attach_replicas(replicas, is_summed=is_summed)
         else:
-            self._attach_shards(models, data_mesh, is_summed=is_summed)
+            self._attach_shards(models, data_mesh, is_summed=is_summed, may_change=may_change)
         if (pace := self._steps.pace) is not None:
             note = ModuleHook(pace.note_forward)
             self._now.undo += [each.register_forward_pre_hook(note).remove for each in models]
@@ -198,9 +208,9 @@ class Attachment:
     def average_gradients(self, optimizer: Optimizer) -> None:
         """Average the gradients of an optimizer at each step: `Site.average_gradients`."""
         check_optimizer("site.average_gradients", optimizer)
-        if not self._regime.is_sync:
+        if not self._regime.now.is_sync:
             raise RuntimeError(
-                f"site.average_gradients: the job's regime is {self._regime.kind}, which needs "
+                f"site.average_gradients: the job's regime is {self._regime.now.kind}, which needs "
                 "site.attach(model, optimizer): call that, or say `regime: sync`"
             )
         averaging = self._averaging
@@ -208,6 +218,11 @@ class Attachment:
         averaging.exactness.check([name for name, _ in hook.parameters()])
         self._steps.begin("average_gradients")
         self._begin([optimizer])
+        if self._regime.may_change:
+            self._warn(
+                "the regime stays sync: another one needs site.attach(model, optimizer) in place "
+                "of site.average_gradients"
+            )
         if not self._members.awaits_state:
             hook.equalise()
         now = self._now
@@ -222,13 +237,13 @@ class Attachment:
         if not (math.isfinite(tokens) and tokens >= 0):
             raise ValueError(f"site.all_reduce: tokens: want a number of 0 or more, got {tokens}")
         now = self._now
-        if not (exact or self._regime.is_sync or now.hook):
+        if not (exact or self._regime.now.is_sync or now.hook):
             raise RuntimeError(
-                f"site.all_reduce: the job's regime is {self._regime.kind}, which needs "
+                f"site.all_reduce: the job's regime is {self._regime.now.kind}, which needs "
                 "site.attach(model, optimizer), and what is averaged by hand may be gradients: "
                 "call that first, give all_reduce exact=True, or say `regime: sync`"
             )
-        if self._regime.is_open and now.hook:
+        if self._regime.now.is_open and now.hook:
             raise RuntimeError(
                 "site.all_reduce: with regime.min_steps sites are not in the same step, so nothing "
                 "is averaged by hand: leave it out, or leave out min_steps"
@@ -242,7 +257,7 @@ class Attachment:
             )
         if now.step_watch is not None:
             # Where sites take steps of their own, gradients that all share are no part of a round.
-            now.step_watch.note_average(exact=exact or self._regime.is_local)
+            now.step_watch.note_average(exact=exact or self._regime.now.is_local)
         if now.crossing is not None:
             now.crossing.note_average(tensors)
         self._averaging.average_for_script(tensors, tokens, exact=exact)
@@ -298,8 +313,8 @@ class Attachment:
         check_tensors("site.average_buffers", buffers)
 
         def average() -> None:
-            step, since = self._steps.num_steps, self._steps.num_steps - self._regime.sync_every
-            if self._regime.meets_at(step) and step // every > since // every:
+            step, since = self._steps.num_steps, self._steps.num_steps - self._regime.now.sync_every
+            if self._regime.now.meets_at(step) and step // every > since // every:
                 self._averaging.average(buffers)
 
         self._average_buffers, self._averaged_buffers = average, buffers
@@ -397,7 +412,12 @@ class Attachment:
         )
 
     def _attach_shards(
-        self, models: Sequence[nn.Module], data: DeviceMesh | None, *, is_summed: bool
+        self,
+        models: Sequence[nn.Module],
+        data: DeviceMesh | None,
+        *,
+        is_summed: bool,
+        may_change: bool,
     ) -> None:
         # Imported only by scripts that shard: it takes torch half a second.
         from isthmus.sites.worker.layouts.fully_sharded import is_lone
@@ -416,12 +436,12 @@ class Attachment:
             models,
             data_ranks=None if data is None else tuple(data.mesh.flatten().tolist()),
             is_summed=is_summed,
-            regime=self._regime.kind,
+            regime=self._regime.now.kind,
         )
-        self._attach_agreed(hook, models)
+        self._attach_agreed(hook, models, may_change=may_change)
 
     def _attach_beside_shards(
-        self, models: Sequence[DistributedDataParallel], *, is_summed: bool
+        self, models: Sequence[DistributedDataParallel], *, is_summed: bool, may_change: bool
     ) -> None:
         from isthmus.sites.worker.layouts.replicas_beside_shards import ReplicaBesideShardsHook
 
@@ -430,18 +450,25 @@ class Attachment:
             self.tokens,
             models,
             is_summed=is_summed,
-            regime=self._regime.kind,
+            regime=self._regime.now.kind,
         )
-        self._attach_agreed(hook, models)
+        self._attach_agreed(hook, models, may_change=may_change)
         hook.watch_reduced(self._now.optimizers)
 
-    def _attach_agreed(self, hook: AgreedHook, models: Sequence[nn.Module]) -> None:
+    def _attach_agreed(
+        self, hook: AgreedHook, models: Sequence[nn.Module], *, may_change: bool
+    ) -> None:
         """Exchange in buckets that all sites agree on, whatever their layouts."""
         context, averaging, now = self._context, self._averaging, self._now
         now.hook = hook
-        buckets = None if self._regime.is_sync else self._outer_buckets(hook)
+        tensors: AgreedTensors = hook
+        buckets: OuterBuckets | None = None
+        if may_change:
+            now.loop = now.ladder = tensors = self._ladder(hook, models)
+        elif not self._regime.now.is_sync:
+            tensors, _ = buckets, _ = self._outer_buckets(hook)
         now.agreement = agreement = self._agreement(
-            buckets or hook, averaging.collectives, is_own=context.exchange_is_off
+            tensors, averaging.collectives, is_own=context.exchange_is_off
         )
         averaging.exactness.check([each.name for each in agreement.tensors.entries])
         if not self._members.awaits_state:
@@ -459,14 +486,23 @@ class Attachment:
         def take_rounds() -> list[Round]:
             landed = [] if now.loop is None else now.loop.take_rounds()
             own, landing = hook.take_rounds(), self._steps.landing
+            if now.ladder is not None and len(own) > 1:
+                now.ladder.stay("two backward passes have synchronised in one step")
             is_lost = landing is not None and landing.is_passed_over
             return landed if is_lost else [*own, *landed]
 
         # In sync all has crossed before the first one steps; else a step ends with the last one.
-        counted = optimizers[0 if self._regime.is_sync else -1]
+        counted = optimizers[0 if self._regime.now.is_sync else -1]
         self._count(counted, hashes, take_rounds)
-        if buckets is not None:
-            now.loop = self._begin_loop(hook, buckets, models)
+        if now.ladder is not None:
+            now.undo.append(watch_scaler(optimizers, now.ladder.meet_scaler))
+            now.ladder.begin()
+        elif buckets is not None:
+            now.undo.append(refuse_scaler(optimizers, scaler_refusal(self._regime.now.kind)))
+            now.loop = self._begin_loop(hook, buckets, models, self._regime.now)
+            self._note_regime(self._regime.now)
+        if now.loop is not None:
+            self._steps.before_end, self._steps.after_end = now.loop.before_end, now.loop.after_end
             now.undo.append(now.loop.close)
 
     def _agreement(
@@ -489,15 +525,16 @@ class Attachment:
 
     # ---------------------------------------------------------------- regimes
 
-    def _outer_buckets(self, hook: AgreedHook) -> OuterBuckets:
-        """Have `hook` average inside the site; return what crosses after that."""
+    def _outer_buckets(self, hook: AgreedHook) -> tuple[OuterBuckets, tuple[Agreed, GradientPlan]]:
+        """Have `hook` average inside the site; return what crosses after that, and how it does."""
         from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
 
         averaging = self._averaging
         inside = self._agreement(hook, averaging.site_collectives, is_own=True)
         inside.adopt([inside.tensors.to_bytes()])
+        assert inside.plan is not None, "it was adopted"
         context = self._context
-        return OuterBuckets(
+        buckets = OuterBuckets(
             averaging.pipeline,
             hook,
             averaging.site_collectives,
@@ -505,24 +542,91 @@ class Attachment:
             site=context.index,
             num_sites=context.num_sites,
         )
+        return buckets, inside.plan
+
+    def _may_change(self, replicas: Sequence[DistributedDataParallel]) -> bool:
+        """Whether the run may go over to other regimes while it goes on; if not, say why once."""
+        if not self._regime.may_change:
+            return False
+        why = self._why_only_sync(replicas)
+        is_any = not self._members.awaits_state and self._is_any(bool(why))
+        if why or is_any:
+            self._warn(f"the regime stays sync: {why or 'another site can have no other'}")
+        return not (why or is_any)
+
+    def _why_only_sync(self, replicas: Sequence[DistributedDataParallel]) -> str:
+        """Return what is attached that no other regime trains; nothing: any does."""
+        from isthmus.sites.worker.layouts.replicas_beside_shards import check_agreed
+        from isthmus.sites.worker.regimes.look_ahead import check_known
+
+        if len(self._now.optimizers) > 1:
+            return "several optimizers are attached"
+        try:
+            check_known(self._now.optimizers[0])
+            if replicas:
+                check_agreed(replicas, "delayed")
+        except TypeError as error:
+            return str(error)
+        return ""
+
+    def _ladder(self, hook: AgreedHook, models: Sequence[nn.Module]) -> Ladder:
+        """Have averages cross as the run's regime says, which may change."""
+        from isthmus.sites.worker.regimes.ladder import Ladder
+
+        averaging = self._averaging
+        buckets, plan_inside = self._outer_buckets(hook)
+        return Ladder(
+            hook,
+            buckets,
+            self._regime,
+            across=averaging.pipeline,
+            inside=averaging.site_averages,
+            plan_inside=plan_inside,
+            make_loop=partial(self._begin_loop, hook, buckets, models),
+            is_any=self._is_any,
+            begun=self._note_regime,
+            warn=self._warn,
+        )
+
+    def change_regime(self, rung: Rung) -> None:
+        """Go over to another regime once this step has ended: from all ranks of all sites."""
+        if self._now.ladder is not None:
+            self._now.ladder.hear(rung)
+
+    def begin_at(self, rung: Rung) -> None:
+        """Begin in the regime that the other sites have."""
+        if self._now.ladder is not None:
+            self._now.ladder.begin_at(rung)
+
+    def _note_regime(self, regime: Regime) -> None:
+        """Have others know that a regime begins."""
+        is_delayed = regime.kind == "delayed"
+        self._averaging.missing_sites.delay_steps = 1 if is_delayed else regime.delay
+        self._steps.verify_every = self._context.welcome.verify_every * regime.sync_every
+
+    def _is_any(self, is_here: bool) -> bool:
+        """Whether something is so at any rank of any site: a collective of all."""
+        return bool(self._averaging.largest(int(is_here), limit=1))
 
     def _begin_loop(
-        self, hook: AgreedHook, buckets: OuterBuckets, models: Sequence[nn.Module]
+        self,
+        hook: AgreedHook,
+        buckets: OuterBuckets,
+        models: Sequence[nn.Module],
+        regime: Regime,
     ) -> RegimeLoop:
         """Have averages cross as the regime says."""
         loop: RegimeLoop
-        optimizers, kind = self._now.optimizers, self._regime.kind
-        self._now.undo.append(refuse_scaler(optimizers, scaler_refusal(kind)))
-        if self._regime.is_local:
+        optimizers = self._now.optimizers
+        if regime.is_local:
             from isthmus.sites.worker.regimes.local_steps import LocalSteps
             from isthmus.sites.worker.regimes.open_steps import OpenSteps
             from isthmus.sites.worker.regimes.streaming import Streaming
 
-            self._averaging.missing_sites.delay_steps = self._regime.delay
             make: Callable[..., LocalSteps] = LocalSteps
-            if kind == "streaming":
+            if regime.kind == "streaming":
                 make = Streaming
-            elif self._regime.is_open:
+            elif regime.is_open:
                 self._check_open()
                 make = partial(
                     OpenSteps,
@@ -537,7 +641,7 @@ class Attachment:
                 buckets,
                 models,
                 optimizers,
-                self._regime,
+                regime,
                 num_sites=self._num_sites,
                 counts=self._counts,
                 warn=self._warn,
@@ -545,17 +649,16 @@ class Attachment:
         else:
             from isthmus.sites.worker.regimes.delayed import Delayed
 
-            self._averaging.missing_sites.delay_steps = 1
             loop = Delayed(
                 hook,
                 buckets,
                 models,
                 optimizers,
-                looks=self._regime.look,
+                looks=regime.look,
                 counts=self._counts,
                 copy_state=self._copy_state,
+                note_last=self._averaging.missing_sites.end_delay,
             )
-        self._steps.before_end, self._steps.after_end = loop.before_end, loop.after_end
         return loop
 
     def _check_open(self) -> None:
@@ -666,7 +769,7 @@ class Attachment:
             device,
             seats=seats,
             own=OwnArithmetic(kind=arithmetic_of(device), place=place_of(device), repeats=is_exact),
-            every=job.gradients_every * self._regime.sync_every,
+            every=job.gradients_every * self._regime.longest.sync_every,
             num_steps=lambda: self._steps.num_steps,
             gone=self._averaging.missing_sites.gone,
             global_parameters=self.global_parameters,

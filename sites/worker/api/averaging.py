@@ -21,6 +21,7 @@ from isthmus.sites.worker.exchange.inference import written_anywhere
 from isthmus.sites.worker.exchange.member_history import MemberHistory
 from isthmus.sites.worker.exchange.missing_sites import MissingSites
 from isthmus.sites.worker.exchange.rank_context import RankContext
+from isthmus.sites.worker.exchange.run_regime import RunRegime
 from isthmus.sites.worker.exchange.shard_encoder import ShardEncoder
 from isthmus.sites.worker.exchange.site_averages import SiteAverages
 from isthmus.sites.worker.exchange.slots import SharedTensors
@@ -41,8 +42,10 @@ class Averaging:
         members: MemberHistory,
         steps: StepLog,
         records: Records,
+        regime: RunRegime,
     ) -> None:
         """Average nothing yet."""
+        self._regime = regime
         self._context = context
         self.link = link
         self._members = members
@@ -154,7 +157,7 @@ class Averaging:
 
     def _record_not_finite(self, tensor: str, reason: str, is_averaged: bool) -> None:
         # Under `delayed` a step's gradient begins to cross once the step is counted.
-        is_counted = self._context.spec.job.regime.kind == "delayed"
+        is_counted = self._regime.now.kind == "delayed"
         step = self._steps.num_steps + (0 if is_counted else 1)
         labels = {metrics.TENSOR: tensor, metrics.REASON: f"in step {step} {reason}"}
         self._records.record(

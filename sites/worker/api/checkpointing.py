@@ -24,6 +24,7 @@ from isthmus.sites.worker.data.run_data import RunData
 from isthmus.sites.worker.exchange.collectives import local_rank
 from isthmus.sites.worker.exchange.gateway_link import Link
 from isthmus.sites.worker.exchange.rank_context import RankContext
+from isthmus.sites.worker.exchange.run_regime import RunRegime
 from isthmus.sites.worker.exchange.step_records import StepLog
 from isthmus.topology.spec.job import Checkpoint
 
@@ -49,8 +50,10 @@ class Checkpointing:
         rejoining: Rejoining,
         steps: StepLog,
         records: Records,
+        regime: RunRegime,
     ) -> None:
         """Save nothing yet."""
+        self._regime = regime
         self._context = context
         self._link = link
         self._averaging = averaging
@@ -245,7 +248,7 @@ class Checkpointing:
             exchange=exchange,
             make_common=self._make_common,
             landing=lambda: self._steps.landing,
-            sync_every=context.spec.job.regime.sync_every,
+            sync_every=lambda: self._regime.now.sync_every,
             on_written=self._record_written,
             on_failed=partial(self._records.record_problem, metrics.CHECKPOINT_FAILED),
             on_store_failed=partial(self._records.record_problem, metrics.STORE_FAILED),

@@ -22,6 +22,7 @@ from isthmus.sites.worker.exchange.member_history import MemberHistory
 from isthmus.sites.worker.exchange.missing_sites import notice_steps_of
 from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.rank_pace import RankPace
+from isthmus.sites.worker.exchange.run_regime import RunRegime
 from isthmus.sites.worker.exchange.step_records import StepLog
 
 
@@ -43,14 +44,15 @@ class Parts:
     def of(cls, context: RankContext, link: Link, *, owns_group: bool) -> Self:
         """Make all parts. With `owns_group`, the process group ends with the rank's life."""
         missing_sites = link.missing_sites
-        missing_sites.notice_steps = notice_steps_of(context.spec.job.regime)
+        regime = RunRegime(context.spec)
+        missing_sites.notice_steps = notice_steps_of(regime.longest)
         records = Records(link)
         steps = StepLog(
             link,
             sends=context.rank == 0,
             timeline_every=context.spec.job.timeline_every,
             # Sites hold the same where a round has landed.
-            verify_every=context.welcome.verify_every * context.spec.job.regime.sync_every,
+            verify_every=context.welcome.verify_every * regime.now.sync_every,
             rejoins=context.rejoins,
             pace=RankPace(
                 link.send,
@@ -60,8 +62,8 @@ class Parts:
             ),
         )
         members = MemberHistory(context.site, rejoins=context.rejoins)
-        averaging = Averaging(context, link, members, steps, records)
-        attachment = Attachment(context, averaging, members, steps, records)
+        averaging = Averaging(context, link, members, steps, records, regime)
+        attachment = Attachment(context, averaging, members, steps, records, regime)
         rates = LearningRates()
         data = RunData(
             context,
@@ -69,11 +71,14 @@ class Parts:
             rates,
             attachment.tokens,
             lambda kind, data: records.record(kind, 0, {}, {metrics.DATA: data}),
+            regime,
         )
         steps.num_own = lambda: data.num_own
-        rejoining = Rejoining(context, averaging, members, missing_sites, data, steps, records)
+        rejoining = Rejoining(
+            context, averaging, members, missing_sites, data, steps, records, regime, attachment
+        )
         checkpointing = Checkpointing(
-            context, link, averaging, attachment, data, rates, rejoining, steps, records
+            context, link, averaging, attachment, data, rates, rejoining, steps, records, regime
         )
         attachment.before_change = checkpointing.before_change
         for listener in (  # in this order at the end of each step

@@ -31,8 +31,8 @@ _WRAPPERS = {
     "PipelineEngine": "reduces gradients and steps by itself: see Pipelines in docs/integration.md",
 }
 """Wrappers of models that cannot be attached, by the names of their classes."""
-_refusing: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
-"""Why a `GradScaler` is refused, by optimizer."""
+_watching: WeakKeyDictionary[Optimizer, Callable[[], None]] = WeakKeyDictionary()
+"""What is called where a `GradScaler` scales, by optimizer."""
 _counting: WeakKeyDictionary[Optimizer, tuple[Callable[[], int], Callable[[], None]]] = (
     WeakKeyDictionary()
 )
@@ -90,13 +90,25 @@ def refuse_scaler(optimizers: Iterable[Optimizer], why: str) -> Callable[[], Non
 
     torch calls no hook where it leaves the step out, or finds no gradient. Returns what ends that.
     """
+
+    def refuse() -> None:
+        raise ScriptError(why)
+
+    return watch_scaler(optimizers, refuse)
+
+
+def watch_scaler(optimizers: Iterable[Optimizer], note: Callable[[], None]) -> Callable[[], None]:
+    """Call `note` where a `GradScaler` that scales for these unscales or steps.
+
+    Returns what ends that.
+    """
     _watch_scalers()
-    refused = [*optimizers]
-    _refusing.update(dict.fromkeys(refused, why))
+    watched = [*optimizers]
+    _watching.update(dict.fromkeys(watched, note))
 
     def end() -> None:
-        for each in refused:
-            _refusing.pop(each, None)
+        for each in watched:
+            _watching.pop(each, None)
 
     return end
 
@@ -126,9 +138,9 @@ def _watch_scalers() -> None:
 def _checked(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        why = _refusing.get(optimizer)
-        if why is not None and scaler.is_enabled():
-            raise ScriptError(why)
+        note = _watching.get(optimizer)
+        if note is not None and scaler.is_enabled():
+            note()
         counting = _counting.get(optimizer) if method.__name__ == "step" else None
         before = counting[0]() if counting is not None else 0
         result = method(scaler, optimizer, *args, **kwargs)

@@ -16,6 +16,7 @@ from isthmus.sites.worker.data.sampler import Sampler
 from isthmus.sites.worker.exchange.missing_sites import MissingSites
 from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.rounds import Landing
+from isthmus.sites.worker.exchange.run_regime import RunRegime
 from isthmus.sites.worker.exchange.step_records import TokenCount
 from isthmus.topology.spec.batch_rule import FullBatch
 from isthmus.topology.spec.shares import Shares
@@ -34,6 +35,7 @@ class RunData:
         rates: LearningRates,
         tokens: TokenCount,
         report: Callable[[str, str], None],
+        regime: RunRegime,
     ) -> None:
         """Have no sampler yet. `tokens` weighs each step; `report` gets metrics."""
         self._context = context
@@ -45,7 +47,7 @@ class RunData:
         """Sites have data of their own, as far as this script says, or it was looked for that."""
         self._sampled = ""
         """What all ranks of all sites have to have made it for."""
-        self._regime = context.spec.job.regime
+        self._regime = regime
         self._sampler: Sampler | None = None
         self._is_shared = False
         """The sampler divides the job's batch, and not one of the script's own."""
@@ -91,7 +93,7 @@ class RunData:
             replicas=None if sharing is None else len(sharing),
             seed=seed,
             notice_steps=self._missing_sites.notice_steps,
-            **({"most_ahead": 0} if self._regime.is_open else {}),
+            **({"most_ahead": 0} if self._regime.now.is_open else {}),
         )
         if not context.rejoins:
             sampler.begin_without(late)
@@ -121,7 +123,7 @@ class RunData:
             if sizes[0] < sizes[1] and (data := sampled_by_site(*sizes)):
                 self._report(metrics.SITE_SAMPLER, data)
         if landing is None:
-            self._missing_sites.end_step(has_landed=self._regime.lands_at(step))
+            self._missing_sites.end_step(has_landed=self._regime.now.lands_at(step))
         elif not landing.is_passed_over:  # else that was noted when it ended
             self._missing_sites.end_step(num_steps=landing.num_steps, round_=landing.round)
         if self._sampler is not None:
@@ -129,14 +131,14 @@ class RunData:
             if landing is None:
                 self._sampler.step()
             else:
-                self._sampler.end_round(self._regime.sync_every, landing.taken)
+                self._sampler.end_round(self._regime.now.sync_every, landing.taken)
 
     def scale_rates(self, _: int = 0) -> None:
         """Have learning rates go with the batch of those sites that take part in the next step.
 
         Where sites take steps of their own, each one's batch is what it was.
         """
-        if self._sampler is not None and not self._regime.is_local:
+        if self._sampler is not None and not self._regime.now.is_local:
             gone = self._missing_sites.gone()
             self._rates.scale_to(self._sampler.shares.batch(gone).learning_rate_scale)
 

@@ -12,6 +12,8 @@ from the next gradients on it gets all results, and gives nothing. Once it has c
 with the others that it takes part. Data loaders fetch ahead. So ranks agree on a step then, and the
 site takes part some steps later. So is it with other parts of the batch: they are told with an
 epoch, and again with all later ones, as long as it is not certain that all have heard of them.
+Another regime is told in the same way, and begins at once when all know of it, unless a site is
+about to take part: the step in which it does is one at which a round of the present regime ends.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.sites.local.rank_messages import Members
+from isthmus.topology.spec.regime import Rung
 from isthmus.topology.spec.shares import Shares
 
 HEARD_AFTER = 2
@@ -70,8 +73,15 @@ class Divided:
     step: int
 
 
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The run has another regime from the next step on."""
+
+    rung: Rung
+
+
 Entering = CatchingUp | Announced | GivenUp | CaughtUp
-Change = Entering | Divided
+Change = Entering | Divided | Changed
 
 
 class MemberHistory:
@@ -85,10 +95,10 @@ class MemberHistory:
         """By epoch in which nobody rejoins: rounds that have begun when all ranks know it."""
         self._told: dict[int, Members] = {}
         """By epoch, those with which others rejoin."""
-        self._divisions: dict[int, tuple[int, Shares]] = {}
-        """By number, those to come: rounds that have begun when all ranks know it."""
-        self._divided = 0
-        """The number of the latest division whose step is known."""
+        self._decided: dict[Shares | Rung, int] = {}
+        """What is to come, and how many rounds have begun when all ranks know it."""
+        self._known: dict[type[Shares | Rung], int] = {Shares: 0, Rung: 0}
+        """By kind, the number of the latest decision whose step is known."""
         self._announced: Members | None = None
         self._rejoined = 0
         """The latest epoch with which others have rejoined; it may be told again."""
@@ -104,11 +114,11 @@ class MemberHistory:
     def tell(self, told: Members) -> None:
         """The gateway tells of other members."""
         with self._condition:
-            if (number := told.shares.number) > self._divided:
-                # Who has missed the epoch that divides hears of it with one that goes back behind.
-                since = told.from_round + HEARD_AFTER
-                earlier, _ = self._divisions.get(number, (since, None))
-                self._divisions[number] = min(since, earlier), told.shares
+            for decided in (told.shares, told.rung):
+                if decided.number > self._known[type(decided)]:
+                    # Who has missed the epoch that decides hears with one that goes back behind.
+                    since = told.from_round + HEARD_AFTER
+                    self._decided[decided] = min(since, self._decided.get(decided, since))
             if not told.enters:
                 self._known_from[told.epoch] = told.from_round + HEARD_AFTER
             elif self._own in told.follows:
@@ -142,17 +152,19 @@ class MemberHistory:
                 changes.append(GivenUp(self._announced.enters, self._step))
                 self._announced = None
             self._told = {epoch: each for epoch, each in self._told.items() if epoch > newest}
-            divisions = [each for at, each in self._divisions.values() if at <= num_rounds]
-            for shares in divisions:
-                del self._divisions[shares.number]
-                self._divided = shares.number
+            decided = self._take_decided(num_rounds)
             # What sites enter with contains all that was decided before.
             due = [
                 each
                 for each in self._told.values()
-                if each.from_round <= num_rounds and not self._divisions
+                if each.from_round <= num_rounds and not self._decided
             ]
-        changes += [Divided(each, self._num_steps + notice_steps(())) for each in divisions]
+        changes += [
+            Changed(each)
+            if isinstance(each, Rung)
+            else Divided(each, self._num_steps + notice_steps(()))
+            for each in decided
+        ]
         if self._announced is None and due and due[0].follows:
             changes.append(CatchingUp(due[0].follows, due[0].epoch, Path(due[0].state)))
             self._leave_behind(due[0])
@@ -168,6 +180,19 @@ class MemberHistory:
             self._announced = None
         return changes
 
+    def _take_decided(self, num_rounds: int) -> list[Shares | Rung]:
+        """Return what all know to be decided, in order, and know it; the caller holds the lock."""
+        due = [
+            each
+            for each, since in self._decided.items()
+            if since <= num_rounds and (self._announced is None or isinstance(each, Shares))
+        ]
+        due.sort(key=lambda decided: decided.number)
+        for decided in due:
+            del self._decided[decided]
+            self._known[type(decided)] = decided.number
+        return due
+
     def _leave_behind(self, told: Members) -> None:
         """It is done; it may be told again."""
         with self._condition:
@@ -182,12 +207,19 @@ class MemberHistory:
             self._condition.wait_for(lambda: self._own_entry is not None, within_s)
             return self._own_entry
 
-    def note_state(self, divided: int) -> None:
-        """Note that this site has the others' state; up to which division it knows the steps."""
+    def note_state(self, divided: int, rung: int = 0) -> None:
+        """Note that this site has the others' state; up to which decisions it knows the steps.
+
+        These are the numbers of the latest division, and of the regime that it begins with.
+        """
         self.awaits_state = False
         with self._condition:
-            self._divided = divided
-            self._divisions = {at: each for at, each in self._divisions.items() if at > divided}
+            self._known = known = {Shares: divided, Rung: rung}
+            self._decided = {
+                each: since
+                for each, since in self._decided.items()
+                if each.number > known[type(each)]
+            }
 
     def check_may_begin(self, round_: int, *, is_gradient: bool) -> None:
         """Allow a site that comes back to begin with the others' gradients only.

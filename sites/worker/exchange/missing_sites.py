@@ -80,6 +80,16 @@ class MissingSites:
                 self._rounds.append((self._first_step - self.delay_steps, latest))
                 self._first_step = self._num_steps
 
+    def end_delay(self, round_: int | None) -> None:
+        """Note that results come in the step whose gradients they are of, from this step on.
+
+        `round_` is that of the step before, which has landed; None: there was none.
+        """
+        with self._lock:
+            if round_ is not None:
+                self._rounds.append((self._first_step - self.delay_steps, round_))
+            self.delay_steps = 0
+
     def absent(self) -> dict[int, int]:
         """Return, by site, the first step without it; of steps that have ended."""
         with self._lock:

@@ -110,7 +110,8 @@ class StepLog:
         self._link = link
         self._sends = sends
         self._timeline_every = timeline_every
-        self._verify_every = verify_every
+        self.verify_every = verify_every
+        """Steps between digests; 0: there are none."""
         self._rejoins = rejoins
         self.pace = pace
         self.counts = not rejoins
@@ -132,6 +133,8 @@ class StepLog:
         """Returns a hash of what models were called with in a step; 0: it tells nothing."""
         self.num_own: Callable[[], int] = lambda: 0
         """Returns how many samples of the job's batch the site has in a step; 0: it is unknown."""
+        self.rung: Callable[[], int | None] = lambda: None
+        """Returns the place of the regime among those that the run may have; None: it has one."""
         self.after_end: Callable[[], None] = lambda: None
         """Called when all listeners have heard of a step."""
         self.num_steps = 0
@@ -239,6 +242,8 @@ class StepLog:
         }
         if self.counts and (num_own := self.num_own()):
             self._values[metrics.SITE_SAMPLES] = float(num_own)
+        if (rung := self.rung()) is not None:
+            self._values[metrics.RUNG] = float(rung)
         if self.landing is not None and self.counts:
             self._values[metrics.ROUND_STEPS] = float(self.landing.own)
         if crossed:
@@ -272,7 +277,7 @@ class StepLog:
 
         Buffers are left out: a running mean is each rank's own, as in DistributedDataParallel.
         """
-        if self._verify_every == 0 or self.num_steps % self._verify_every != 0:
+        if self.verify_every == 0 or self.num_steps % self.verify_every != 0:
             return
         hashes = hashes_now()
         if hashes is None:

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from isthmus.sites.worker.exchange.collectives import Ranks
+from isthmus.sites.worker.exchange.site_averages import BucketAverages
 from isthmus.sites.worker.layouts.canonical import Agreed, GradientPlan
 from isthmus.sites.worker.layouts.gradient_hook import GradientHook
 
@@ -39,6 +40,12 @@ class AgreedHook(GradientHook):
     """Nothing makes the mean of gradients over the site's ranks."""
     data_ranks: Ranks
     """Those of the site with data of their own, this one among them."""
+
+    _pipeline: BucketAverages
+
+    def average_by(self, averages: BucketAverages) -> None:
+        """Have gradients averaged by this one from the next round on; `agree` comes next."""
+        self._pipeline = averages
 
     @abstractmethod
     def agree(self, agreed: Agreed, plan: GradientPlan) -> Set[Ranks]:

@@ -20,6 +20,7 @@ from isthmus.sites.worker.exchange.exactness import Exactness
 from isthmus.sites.worker.layouts.agreed_hook import AgreedTensors
 from isthmus.sites.worker.layouts.canonical import (
     Agreed,
+    GradientPlan,
     SiteList,
     SiteTensors,
     check_alike,
@@ -71,6 +72,8 @@ class LayoutAgreement:
         """What each site has told all others; nothing of one that was lost."""
         self.cut = 0
         """Tells apart how all are cut into buckets, and which ranks share each."""
+        self.plan: tuple[Agreed, GradientPlan] | None = None
+        """What the sites have agreed on, and how gradients cross by it, once they have."""
         self._state: ShardedState | None = None
 
     @property
@@ -128,7 +131,7 @@ class LayoutAgreement:
             rank_major_names(self._site, self.tensors, [told.get(name) for name in self._sites]),
         )
         plan = agreed.gradient_plan(self._bucket_numel, dist.get_rank())
-        self.cut = plan.identity
+        self.plan, self.cut = (agreed, plan), plan.identity
         sharing = self.hook.agree(agreed, plan)
         self._state = ShardedState(agreed, self.hook.own, self.hook.twins)
         self._prepare_groups(self.hook.data_ranks, sharing | self._state.groups)

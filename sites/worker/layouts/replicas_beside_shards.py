@@ -45,26 +45,9 @@ class ReplicaBesideShardsHook(DdpHook, AgreedHook):
             TypeError: there are several models, or a parameter is complex, or not in row-major
                 order.
         """
-        where = "beside shards" if regime == "sync" else f"under the regime {regime}"
-        or_sync = "" if regime == "sync" else ", or say `regime: sync`"
-        if len(models) != 1:
-            raise TypeError(
-                f"site.attach: got {len(models)} models of DistributedDataParallel, and {where} "
-                "there can be one: let it wrap one module that has the others as its parts"
-                + or_sync
-            )
+        names = check_agreed(models, regime)
         module = models[0].module
         parameters = [*module.named_parameters()]
-        names = {each: bare_name(name) for name, each in parameters}
-        for each, name in names.items():
-            if not each.is_contiguous():
-                raise TypeError(
-                    f"site.attach: parameter {name} is not in row-major order (channels_last, or "
-                    f"transposed), as it has to be {where}: call contiguous(), or "
-                    "to(memory_format=torch.contiguous_format), before the model is wrapped"
-                    + or_sync
-                )
-            check_not_complex(name, each, regime)
         super().__init__(pipeline, tokens, models, names, is_summed=is_summed)
         # Backward comes to them from the last to the first.
         named = [*reversed(parameters), *module.named_buffers()]
@@ -148,3 +131,28 @@ class ReplicaBesideShardsHook(DdpHook, AgreedHook):
             )
             self._num_submitted += 1
         return latest
+
+
+def check_agreed(models: Sequence[DistributedDataParallel], regime: str) -> dict[torch.Tensor, str]:
+    """Return the names of all parameters of models whose gradients may cross in agreed buckets.
+
+    Raises:
+        TypeError: as `ReplicaBesideShardsHook`.
+    """
+    where = "beside shards" if regime == "sync" else f"under the regime {regime}"
+    or_sync = "" if regime == "sync" else ", or say `regime: sync`"
+    if len(models) != 1:
+        raise TypeError(
+            f"site.attach: got {len(models)} models of DistributedDataParallel, and {where} "
+            "there can be one: let it wrap one module that has the others as its parts" + or_sync
+        )
+    names = {each: bare_name(name) for name, each in models[0].module.named_parameters()}
+    for each, name in names.items():
+        if not each.is_contiguous():
+            raise TypeError(
+                f"site.attach: parameter {name} is not in row-major order (channels_last, or "
+                f"transposed), as it has to be {where}: call contiguous(), or "
+                "to(memory_format=torch.contiguous_format), before the model is wrapped" + or_sync
+            )
+        check_not_complex(name, each, regime)
+    return names

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 
 _NORMS = "norms"
-_GRADIENT = "gradient/"
+GRADIENT = "gradient/"
+"""Before the names of parameters, in the path of a gradient that is to be applied."""
 
 
 class Delayed:
@@ -64,6 +65,7 @@ class Delayed:
         looks: bool,
         counts: Callable[[], bool],
         copy_state: Callable[[], None],
+        note_last: Callable[[int | None], None],
     ) -> None:
         """Take over what `hook` leaves in `p.grad`.
 
@@ -75,6 +77,8 @@ class Delayed:
             looks: compute gradients at a guess; else at the parameters.
             counts: whether this site takes part now; else it only gets results.
             copy_state: called before a backward pass changes parameters.
+            note_last: called in the last step, whose own gradient is applied in it, with the number
+                of the round of the step before; None: this process had none.
 
         Raises:
             TypeError: nobody knows how to look ahead by one of the optimizers.
@@ -87,6 +91,7 @@ class Delayed:
         self._looks = looks
         self._counts = counts
         self._copy_state = copy_state
+        self._note_last = note_last
         self._trained = {
             name: each
             for name, each in hook.own.items()
@@ -123,6 +128,8 @@ class Delayed:
         """The round whose gradient is in `p.grad`, if it has been in one of this process."""
         self._restored: set[str] | None = None
         """The gradient of all sites came with the run's state, and is to be applied next."""
+        self._is_last = False
+        """The next step, or the present one, applies its own gradient, too."""
         self._has_none = False
         """There is no gradient to apply yet: what is in `p.grad` are zeros."""
         self._stepping: Optimizer | None = None
@@ -136,11 +143,7 @@ class Delayed:
         self._landed: list[Round] = []
         hook.after_gradients = self._exchange_gradients
         self._undo: list[Callable[[], None]] = []
-        for each in optimizers:
-            self._undo += [
-                each.register_step_pre_hook(self._begin_step).remove,
-                each.register_step_post_hook(self._end_step).remove,
-            ]
+        self._undo += [each.register_step_pre_hook(self._begin_step).remove for each in optimizers]
         for model in models if looks else ():
             self._undo += [
                 model.register_forward_pre_hook(
@@ -185,7 +188,14 @@ class Delayed:
         return landed
 
     def before_end(self, step: int) -> None:
-        """Do nothing: what is applied came in the backward pass."""
+        """Note that the last optimizer has stepped: what is applied came in the backward pass."""
+        del step
+        self._stepping = None
+
+    def begin_end(self) -> bool:
+        """Have the next step apply what is under way, and its own gradient: then nothing is."""
+        self._is_last = self._sent is not None or self._restored is not None
+        return self._is_last
 
     # ---------------------------------------------------------------- state
 
@@ -215,7 +225,7 @@ class Delayed:
         if self._sent is None:
             return {}
         tensors = {
-            f"{_GRADIENT}{name}": laid_out_as(self._trained[name], self._gradients[name])
+            f"{GRADIENT}{name}": laid_out_as(self._trained[name], self._gradients[name])
             for name in self._with_result(self._sent)
         }
         norms = torch.tensor([self._sent.norm, self.max_norm], dtype=torch.float64, device="cpu")
@@ -226,7 +236,7 @@ class Delayed:
         wanted = {
             path: laid_out_as(self._trained[name], self._gradients[name])
             for path in stored
-            if (name := path.removeprefix(_GRADIENT)) in self._trained
+            if (name := path.removeprefix(GRADIENT)) in self._trained
         }
         norms = torch.zeros(2, dtype=torch.float64, device="cpu")
         return {**wanted, _NORMS: norms} if _NORMS in stored else {}
@@ -236,7 +246,7 @@ class Delayed:
         if not tensors:
             return
         self._norm, self.max_norm = tensors[_NORMS].tolist()
-        self._restored = {path.removeprefix(_GRADIENT) for path in tensors} - {_NORMS}
+        self._restored = {path.removeprefix(GRADIENT) for path in tensors} - {_NORMS}
         self._aim(self._restored, self._norm)
 
     # ---------------------------------------------------------------- a step
@@ -301,7 +311,7 @@ class Delayed:
     def after_end(self) -> None:
         """Send the site's gradient of this step, if there was one and it has not been sent."""
         tokens, self._tokens = self._tokens, None
-        if tokens is None:
+        if tokens is None or self._is_last:
             return
         is_clipped = self._looks and self.max_norm < math.inf
         squares = self._buckets.site_squares(self._gradients) if is_clipped else 0.0
@@ -357,11 +367,38 @@ class Delayed:
         self._has_none = self._sent is None and self._restored is None
         used = self._take_result()
         self._unused = {name for name, each in self._trained.items() if each.grad is None}
+        if self._is_last:
+            used = self._exchange_both(used)
         with torch.no_grad():
             for name, parameter in self._trained.items():
                 self._exchange_gradient(name, parameter, is_used=name in used)
         if self._stepping is not None:
             self._take_zeros(self._stepping)
+
+    @torch.no_grad()
+    def _exchange_both(self, used: Set[str]) -> set[str]:
+        """Have the gradients be the mean of the one under way and of that of this step.
+
+        Each site adds the former to its own, so that one round brings the mean, and its norm.
+        Returns the parameters that have a gradient by it.
+
+        Args:
+            used: parameters that have a gradient under way.
+        """
+        self._note_last(None if self._applied is None else self._applied.number)
+        for name, parameter in self._trained.items():
+            kept, grad = self._gradients[name], parameter.grad
+            if name not in used or self._tokens == 0.0:
+                kept.zero_()
+            if grad is not None and self._tokens != 0.0:
+                kept.add_(local_of(grad).view(-1))
+            kept.mul_(0.5)
+        self._unused -= used
+        assert self._tokens is not None, "it was taken"
+        self._applied = self._buckets.send(self._tokens, self._gradients, self._unused)
+        self._buckets.wait(self._applied)
+        self._landed.append(self._applied)
+        return self._with_result(self._applied)
 
     def _take_result(self) -> set[str]:
         """Wait for the round that was sent; return the parameters that have a gradient by it."""
@@ -403,9 +440,6 @@ class Delayed:
     def _begin_step(self, optimizer: Optimizer, *_: object) -> None:
         self._stepping = optimizer
         self._take_zeros(optimizer)
-
-    def _end_step(self, *_: object) -> None:
-        self._stepping = None
 
     def _take_zeros(self, optimizer: Optimizer) -> None:
         """Have an optimizer leave its parameters out, in the step that has no gradient yet."""

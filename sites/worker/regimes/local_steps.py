@@ -124,6 +124,11 @@ class LocalSteps:
     def finish(self) -> None:
         """Do nothing: nothing is under way between two steps."""
 
+    def begin_end(self) -> bool:
+        """Have the same state at all sites, the inner optimizer's, too: a round has just ended."""
+        self.make_common()
+        return False
+
     def close(self) -> None:
         """End it between two steps, the same ones at all sites: steps of their own count."""
         if self._has_moved and self._buckets.can_wait:

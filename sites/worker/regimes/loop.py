@@ -24,6 +24,12 @@ class RegimeLoop(OuterState, Protocol):
     def after_end(self) -> None:
         """Do what is due between two steps, once all have heard of the step."""
 
+    def begin_end(self) -> bool:
+        """Come to an end between two steps, for another regime follows: at all ranks alike.
+
+        Returns whether that takes another step, after which this is called again.
+        """
+
     def make_common(self, *, crosses: bool = True) -> bool:
         """Have the same state at all sites after this step, for it is to be written.
 
