@@ -13,11 +13,13 @@ from isthmus.sites.worker.exchange.member_history import (
     Announced,
     CaughtUp,
     Change,
+    Changed,
     Divided,
     GivenUp,
     MemberHistory,
 )
 from isthmus.sites.worker.exchange.missing_sites import NOTICE_STEPS, MissingSites
+from isthmus.topology.spec.regime import AS_LAUNCHED
 
 
 class RankData:
@@ -48,6 +50,7 @@ class RankData:
         )
         self._drawn: list[list[int]] = []
         self.divided = 0
+        self.rung = AS_LAUNCHED
 
     @property
     def place(self) -> DataPositions:
@@ -72,6 +75,7 @@ class RankData:
             "absent": self.missing.absent_before(),
             "divisions": self.sampler.divisions(),
             "divided": self.divided,
+            "rung": self.rung,
         }
 
     def take(self, state: Mapping[str, Any], present: Iterable[str]) -> None:
@@ -81,8 +85,8 @@ class RankData:
         self.missing.begin_amid(state["absent"])
         for step, parts in state["divisions"]:
             self.sampler.divide(step, parts)
-        self.divided = state["divided"]
-        self.history.note_state(self.divided)
+        self.divided, self.rung = state["divided"], state["rung"]
+        self.history.note_state(self.divided, self.rung.number)
 
     def use(self, step: int) -> list[int]:
         """Return the batch of a step, having fetched some more."""
@@ -114,7 +118,7 @@ class RankData:
             self.sampler.divide(change.step, change.shares.parts)
             return
         if isinstance(change, Changed):
-            self.rungs.append((self.missing.num_steps, change.rung))
+            self.rung = change.rung
             return
         for site in self._at(change.sites):
             match change:

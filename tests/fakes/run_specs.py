@@ -30,7 +30,9 @@ def spec_of(
 
 def spec_of_texts(job: str, topology: str, overrides: Sequence[str] = ()) -> RunSpec:
     """Return what two YAML texts come to; `overrides` are the job's."""
-    return spec_of(load_job(job, "job.yaml", overrides), load_topology(topology, "topology.yaml"))
+    read = load_job(job, "job.yaml", overrides)
+    replan = None if read.plan is None else read.plan.replan
+    return spec_of(read, load_topology(topology, "topology.yaml"), replan)
 
 
 def submission_of(request: control_pb2.SubmitRequest) -> Submission:

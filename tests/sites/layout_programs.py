@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +34,7 @@ from isthmus.sites.worker.exchange.collectives import Collectives
 from isthmus.sites.worker.exchange.routes import Holders
 from isthmus.sites.worker.exchange.sharding import local_of, whole_of
 from isthmus.sites.worker.regimes.streaming import Streaming
-from isthmus.topology.spec.regime import Regime
+from isthmus.topology.spec.regime import Regime, Rung
 from tests.fakes.ranks import wait_for_all_ranks
 from tests.sites.worker_programs import join_site
 
@@ -427,6 +427,7 @@ def train(folder: Path, name: str) -> None:
     first = sum(DATA_RANKS[each] for each in layouts[: site.index])
     losses, norms = [], []
     for step in range(num_steps):
+        change_regime(site, plan, step)
         optimizer.zero_grad()
         tokens = tokens_of(layout, step, laid.place)
         site.count_tokens(tokens)
@@ -439,6 +440,12 @@ def train(folder: Path, name: str) -> None:
     wait_for_all_ranks()
     site.leave()
     torch.save(saved, folder / f"{name}.pt")
+
+
+def change_regime(site: Site, plan: Mapping[str, Any], step: int) -> None:
+    """Have another regime from the next step on, as a coordinator decides it, if the plan says."""
+    if (kind := plan.get("changes", {}).get(str(step))) is not None:
+        site._parts.attachment.change_regime(Rung(step + 1, kind))
 
 
 def _fragments_of(site: Site) -> list[list[tuple[str, int, int]]]:
@@ -899,6 +906,7 @@ def train_saved(folder: Path, name: str) -> None:
     assert counted.steps == start
     losses = []
     for step in range(start, num_steps):
+        change_regime(site, plan, step)
         optimizer.zero_grad()
         generator = torch.Generator().manual_seed(step)
         tokens = torch.randint(VOCABULARY, (2, SAVED_SAMPLES, LENGTH), generator=generator)

@@ -6,7 +6,7 @@ import itertools
 import json
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -41,10 +41,11 @@ def run(
     more: Sequence[str] = (),
     num_steps: int = STEPS,
     start: int = SAVED,
+    changes: Mapping[int, str] | None = None,
 ) -> Path:
     """Train to the last step, from a checkpoint of `start` if there is one; return what was saved.
 
-    `more` are further settings of the job.
+    `more` are further settings of the job, `changes` regimes to go over to after steps.
     """
     folder.mkdir()
     plan = {
@@ -53,6 +54,7 @@ def run(
         "is_noisy": is_noisy,
         "is_tied": is_tied,
         "is_destroyed": is_destroyed,
+        "changes": {str(step): kind for step, kind in (changes or {}).items()},
     }
     (folder / "layouts.json").write_text(json.dumps(plan))
     ranks = [programs.RANKS[each] for each in layouts]

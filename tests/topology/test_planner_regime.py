@@ -10,11 +10,11 @@ import pytest
 from isthmus.topology.cost.local_sgd import local_round, regime_step_s
 from isthmus.topology.documents.load import load_job
 from isthmus.topology.planner.document import PlanFile, plan_text
-from isthmus.topology.planner.loss_gaps import loss_gap
 from isthmus.topology.planner.plan import make_plan
 from isthmus.topology.planner.regime import rounds
 from isthmus.topology.spec.hashing import plan_hashes
 from isthmus.topology.spec.job import Placed
+from isthmus.topology.spec.loss_gaps import loss_gap
 from isthmus.topology.spec.regime import Regime, regime_of
 from isthmus.topology.text.yaml_document import read_with_overrides
 from tests.fakes.plannable import a_job, a_world

@@ -6,12 +6,17 @@ Only the coordinator (and tests) calls this. Sites get the result.
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import PurePath
 
 from isthmus.topology.spec.carried_folder import Carried
+from isthmus.topology.spec.compute import num_parameters
 from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.job_paths import anchored
+from isthmus.topology.spec.loss_gaps import SMALL, loss_gap
+from isthmus.topology.spec.model_shape import workload_described
 from isthmus.topology.spec.plan_wishes import Replan
+from isthmus.topology.spec.regime import SYNC_EVERY, Regime, regime_of
 from isthmus.topology.spec.run_spec import CodedPlan, RunSpec
 from isthmus.topology.spec.timeouts import Timeouts
 from isthmus.topology.spec.world import Topology
@@ -45,6 +50,7 @@ def decide_run(
         timeouts=Timeouts.derive(topology.failure),
         job_folder=str(folder),
         replan=replan,
+        rungs=() if replan is None else rungs_of(job, len(topology.sites)),
         carried=carried,
     )
     if spec.first_sites == spec.site_names:
@@ -65,3 +71,24 @@ def decide_reduction(job: Job, topology: Topology) -> CodedPlan:
     codecs = plan_codecs(job, topology, plan)
     gathered = gathered_bytes(topology, plan, codecs)
     return CodedPlan(dataclasses.replace(plan, gathered_bytes=gathered), codecs)
+
+
+def rungs_of(job: Job, num_sites: int) -> tuple[Regime, ...]:
+    """Return the regimes beside sync to which a run may change, most exact first.
+
+    They are expected to end with as much more loss as the job permits, at most.
+    """
+    plan = job.plan
+    if plan is None or plan.replan is None or plan.replan.regime != "follow":
+        return ()
+    parameters = float(num_parameters(job.trainer.model)) if job.entrypoint is None else SMALL
+    if job.workload is not None:
+        parameters = workload_described(job.workload).parameters
+    period = min(SYNC_EVERY, plan.max_sync_period)
+    rounds = [regime_of("diloco", sync_every=period)] if period > 1 else []
+    most = math.inf if plan.max_loss_gap is None else plan.max_loss_gap
+    return tuple(
+        regime
+        for regime in (regime_of("delayed"), *rounds)
+        if loss_gap(regime, parameters, max(2, num_sites)) <= most
+    )

@@ -3,7 +3,8 @@
 The search (search.py) plans exchange in every step. Here that plan, and the one over all sites, are
 compared with `delayed`, with DiLoCo's rounds, and with streaming in fragments: their steps by the
 closed form (topology/cost/local_sgd.py), the loss that they are expected to cost by published
-priors (loss_gaps.py). Sites, trees, codecs and the spread of the batch stay those of the search.
+priors (topology/spec/loss_gaps.py). Sites, trees, codecs and the spread of the batch stay those of
+the search.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from isthmus.topology.cost.local_sgd import open_round, regime_round, regime_step_s
 from isthmus.topology.cost.memory import outer_optimizer_bytes
 from isthmus.topology.planner.choice import Choice, over_budget
-from isthmus.topology.planner.loss_gaps import loss_gap
+from isthmus.topology.spec.loss_gaps import loss_gap
 from isthmus.topology.spec.plan_wishes import PlanWishes
 from isthmus.topology.spec.regime import Regime, regime_of
 from isthmus.topology.spec.units import format_duration, format_fraction, format_size, significant
@@ -120,7 +121,9 @@ def _usd(plan: Choice | Candidate) -> float:
 
 
 def is_asked(own: Regime, wishes: PlanWishes) -> bool:
-    """Whether another regime than `sync` is given or permitted."""
+    """Whether another regime than `sync` is given or permitted at the start."""
+    if wishes.replan is not None and wishes.replan.regime == "follow":
+        return False
     return not own.is_sync or wishes.max_sync_period > 1 or wishes.max_loss_gap is not None
 
 

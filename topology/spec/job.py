@@ -507,6 +507,8 @@ class Job(Section):
                 "sites are in unlike ones: want one of both",
             )
         replan = None if self.plan is None else self.plan.replan
+        if replan is not None and replan.regime == "follow":
+            self._check_ladder()
         if self.plan is None or replan is None or replan.least_exact is None:
             return
         codec, least = self.exchange.codec, replan.least_exact
@@ -522,6 +524,18 @@ class Job(Section):
                 f"replan.least_exact: want {one_of(RUNGS)}, in this order from exchange.codec on, "
                 f"which is {codec}; got {least}",
             )
+
+    def _check_ladder(self) -> None:
+        """Refuse what does not go with a regime that changes while the run goes on."""
+        wrong = ""
+        if not self.regime.is_sync:
+            wrong = f"the run begins in sync, and regime is {self.regime.kind}: leave one out"
+        elif self.exchange.schedule == "off":
+            wrong = "has no use with exchange.schedule: off, which exchanges nothing"
+        elif self.noise_scale:
+            wrong = "noise_scale compares sites' gradients in every step: want one of both"
+        if wrong:
+            raise KeyedError("plan", f"replan.regime: follow: {wrong}")
 
     def _check_plan(self) -> None:
         """Refuse what has no use with the shipped trainer, or with a script of the user's."""

@@ -28,7 +28,7 @@ placement says, else each has all of it; `auto`: the plan decides."""
 OBJECTIVES = ("throughput", "cost")
 """The aims of a plan: the most tokens a second, or the fewest US dollars a token."""
 SHARES = ("follow", "fixed")
-"""What becomes of the sites' parts of the batch while a run goes on."""
+"""What becomes of the sites' parts of the batch, or of the regime, while a run goes on."""
 GATEWAYS = ("measured", "unlimited")
 """The speeds that a plan assumes for gateways and codecs: as measured, or of no cost."""
 
@@ -52,6 +52,9 @@ class Replan(Section):
     exchange.codec."""
     shares: Annotated[str, choice(SHARES)] = "follow"
     """fixed: sites keep their parts of the batch, however fast they are."""
+    regime: Annotated[str, choice(SHARES)] = "fixed"
+    """follow: the run begins in sync, goes over to delayed or diloco while its links are too slow,
+    and comes back; within max_loss_gap and max_sync_period."""
 
     @property
     def gap_s(self) -> float:

@@ -16,7 +16,9 @@ from collections.abc import Sequence
 
 from isthmus.topology.spec.regime import SYNC_EVERY, Regime
 
-_PARAMETERS = (35e6, 90e6, 335e6, 1.3e9, 2.4e9)
+SMALL = 35e6
+"""Parameters of the smallest model that was tried: a model whose size is unknown may be that."""
+_PARAMETERS = (SMALL, 90e6, 335e6, 1.3e9, 2.4e9)
 _SITES = (2, 4, 8)
 _GAPS = (
     (0.007, 0.020, 0.039),
