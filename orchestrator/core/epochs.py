@@ -70,6 +70,7 @@ from isthmus.orchestrator.core.run_events import (
     TreesWanted,
 )
 from isthmus.topology.spec.epoch import Epoch, Finished, Handover
+from isthmus.topology.spec.regime import Rung
 from isthmus.topology.spec.run_spec import CodedPlan
 from isthmus.topology.spec.shares import Shares
 
@@ -513,6 +514,7 @@ class Epochs:
             from_round=from_round,
             follows=tuple(name for name in proposal.members if name in self.epoch.follows),
             shares=self.epoch.shares,
+            rung=self.epoch.rung,
         )
         runs, kept = proposal.finished_in(from_round)
         ways = self._presence.reach.ways(proposal.members, dead)
@@ -523,16 +525,20 @@ class Epochs:
         self, proposal: Proposal, catching_up: tuple[str, ...], notice: int, now_s: float
     ) -> Epoch:
         """Return the epoch of a change that stops nothing: `notice` rounds after the latest."""
-        shares = self.epoch.shares
+        shares, rung = self.epoch.shares, self.epoch.rung
         if isinstance(proposal.change, TreesWanted):
             reduction = proposal.change.reduction
             if proposal.change.parts:
                 shares = Shares(proposal.number, proposal.change.parts)
+            if proposal.change.regime is not None:
+                rung = Rung(proposal.number, proposal.change.regime)
         else:
             others = tuple(name for name in proposal.members if name not in catching_up)
             reduction = self._rules.make_plan(others, self._presence.dead_links(now_s), catching_up)
         from_round = max(proposal.begun + notice, self.epoch.from_round)
-        return Epoch(proposal.number, proposal.members, reduction, from_round, catching_up, shares)
+        return Epoch(
+            proposal.number, proposal.members, reduction, from_round, catching_up, shares, rung
+        )
 
     def _await_entry(self, proposal: Proposal, change: Return, now_s: float) -> Iterator[Action]:
         """Tell members who comes back: all ranks hear of it before they agree on a round."""

@@ -93,6 +93,10 @@ class EventKind(StrEnum):
         "run.replanned", "the run has another plan from round {from_round} on: {plan}",
         Seen(is_note=True, is_mark=True, cause="the plan changed"),
     )
+    RUN_REGIME = (
+        "run.regime", "the run has the regime {regime} from round {from_round} on: {why}",
+        Seen(is_note=True, is_mark=True, cause="the regime changed"),
+    )
     SITE_RETURNED = (
         "site.returned", "site {site} is training with the others again",
         Seen(SiteState.RUNNING, is_note=True, is_mark=True,

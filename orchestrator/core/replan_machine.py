@@ -7,7 +7,9 @@ made in haste (topology/trees/member_plans.py). A switch has to save `gain` of t
 After a switch the plan stays for `gap_s`, so that plans do not follow a link that goes up and down.
 
 Where the job permits less exact codecs, a run goes over to one as its links narrow, and back as
-they widen; the way back needs no gain. Each such change makes the next rest longer for an hour.
+they widen; the way back needs no gain. So it is with regimes that wait less (`regime_watch.py`): if
+other trees do not spare the run that wait, it goes over to one. Each such change makes the next
+rest longer for an hour.
 
 The next drift counts from the figures that the present plan was made with. Links that trees have
 left are tried again, ever more seldom (`link_watch.py`).
@@ -25,6 +27,7 @@ from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.link_watch import LinkChange, LinkWatch
 from isthmus.orchestrator.core.reach import Pair
+from isthmus.orchestrator.core.regime_watch import Move, RegimeWatch
 from isthmus.orchestrator.core.run_events import EpochBegun, RecordEvent, TreesEnded, TreesWanted
 from isthmus.orchestrator.core.speed_watch import Division, SpeedWatch
 from isthmus.protos import metrics
@@ -36,7 +39,7 @@ from isthmus.topology.spec.units import format_duration
 ATTEMPTS = 3
 """Plans in a row that sites could not go over to, before what they were made for is let be."""
 MOVES_S = 3600.0
-"""How long a change of the codec counts."""
+"""How long a change of the codec, or of the regime, counts."""
 LONGER = 3
 """By how much each of them lengthens the rest after the next one."""
 RELAUNCH_GAIN = 0.1
@@ -129,9 +132,11 @@ class _Cause:
 
     why: str
     links: Sequence[LinkChange] = ()
-    """The farthest drift first; with neither these nor a division, other sites take part."""
+    """The farthest drift first; with none of these, other sites take part."""
     division: Division | None = None
     """Another division of the batch that may be better."""
+    move: Move | None = None
+    """Another regime, unless other trees will do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,15 @@ class _Candidate:
 
     planned: SwitchPlanned
     cause: _Cause
+    has_trees: bool = True
+    """Its trees, codec or parts of the batch are to be had."""
+    move: Move | None = None
+    """The regime that is to be had, too."""
+
+    def __str__(self) -> str:
+        names = [_named(self.planned, self.cause)] if self.has_trees else []
+        names += [f"regime {self.move.kind}"] if self.move is not None else []
+        return ", ".join(names)
 
 
 class ReplanMachine:
@@ -157,6 +171,7 @@ class ReplanMachine:
         self._dead_links: frozenset[Pair] = frozenset()
         self._watch = LinkWatch(spec.topology, spec.replan)
         self._speeds = SpeedWatch(spec, spec.replan)
+        self._regimes = RegimeWatch(spec, spec.replan)
         self._has_told_fixed = spec.replan.shares == "fixed"
         """Nobody needs to hear, or has heard, that sites keep their parts of the batch."""
         self._earliest_s = -math.inf
@@ -174,7 +189,7 @@ class ReplanMachine:
         self._step_s: float | None = None
         """Predicted, of the present plan; None before anything was planned again."""
         self._moves_s: list[float] = []
-        """When the codec was changed."""
+        """When the codec was changed, or the regime."""
         self._keeps_codecs = False
         """A site has said that its ranks encode: then every plan has to keep each chunk's codec."""
 
@@ -187,22 +202,28 @@ class ReplanMachine:
         match event:
             case LinkReported():
                 self._watch.add((event.source, event.target), event.gateway, event.values, now_s)
-            case SiteStepped() if self._settings.shares == "follow":
-                actions += self._stepped(event)
+            case SiteStepped():
+                self._regimes.add(event.site, event.values)
+                if self._settings.shares == "follow":
+                    actions += self._stepped(event)
             case run_events.Ticked():
-                self._speeds.look(self._epoch, now_s)
+                self._look(now_s)
             case SwitchPlanned() if self._planning is not None:
                 actions += self._planned_again(self._planning, event, now_s)
             case PlanningFailed() if self._planning is not None:
-                actions += self._give_up({"why": f"no plan can be made: {event.why}"}, now_s)
+                actions += self._not_planned(self._planning, event, now_s)
             case RelaunchPlanned():
                 actions += self._relaunch(event)
             case EpochBegun():
                 self._begin(event)
-                self._speeds.look(self._epoch, now_s)
+                self._look(now_s)
             case TreesEnded() if self._candidate is not None:
                 actions += self._ended(self._candidate, event, now_s)
         return [*actions, *self._go_on(now_s)]
+
+    def _look(self, now_s: float) -> None:
+        self._speeds.look(self._epoch, now_s)
+        self._regimes.look(self._epoch, now_s)
 
     def _stepped(self, stepped: SiteStepped) -> list[Action]:
         """Take a site's step; say once that the script has the batch in its own hands."""
@@ -221,13 +242,22 @@ class ReplanMachine:
 
     def _go_on(self, now_s: float) -> list[Action]:
         """Plan again if it is time for it."""
-        if now_s < self._earliest_s or self._planning is not None or self._candidate is not None:
+        move = self._regimes.due
+        is_forced = move is not None and move.is_forced
+        if self._planning is not None or self._candidate is not None:
+            return []
+        if is_forced and move is not None:
+            planned = SwitchPlanned(
+                form="", reduction=self._epoch.reduction, before_s=1.0, after_s=1.0
+            )
+            return [self._want(_Candidate(planned, _Cause(move.why), False, move))]
+        if now_s < self._earliest_s:
             return []
         forgotten, drifts = self._watch.forget(now_s), self._watch.drifts()
         members = set(self._epoch.members)
         causes = [each for each in (*drifts, *forgotten) if {each.source, each.target} <= members]
         division = self._speeds.found if self._is_new else self._speeds.due
-        if not causes and division is None and not self._is_new:
+        if not causes and division is None and move is None and not self._is_new:
             return []
         self._figures = self._watch.figures()
         recorded = [
@@ -243,8 +273,8 @@ class ReplanMachine:
         told = ", ".join(self._epoch.members)
         whys = [*map(str, causes[:1]), f"sites {told} take part by now"]
         if not (causes or self._is_new):
-            whys = [str(division)]
-        return [*recorded, self._plan_again(_Cause(whys[0], causes, division))]
+            whys = [str(division) if move is None else move.why]
+        return [*recorded, self._plan_again(_Cause(whys[0], causes, division, move))]
 
     def _plan_again(self, cause: _Cause) -> PlanAgain:
         self._planning, self._candidate, self._is_new = cause, None, False
@@ -265,11 +295,14 @@ class ReplanMachine:
         """Ask for other trees, if that is worth it."""
         self._planning, self._step_s = None, planned.before_s
         saved = 1 - planned.after_s / planned.before_s
-        if saved >= self._settings.gain or planned.is_more_exact:
-            self._candidate = _Candidate(planned, cause)
-            why = f"{_named(planned, cause)}: predicted {_gain(planned)}, for {cause.why}"
-            parts = cause.division.parts if planned.divides and cause.division else ()
-            return [TreesWanted(self._epoch.members, planned.reduction, why, parts)]
+        has_trees = saved >= self._settings.gain or planned.is_more_exact
+        move = cause.move or self._regimes.due
+        if move is not None and has_trees and move.after_s < move.step_s:
+            # The measured step with these trees may do without another regime.
+            is_enough = move.step_s * (1 - saved) <= (1 + self._settings.gain) * move.busy_s
+            move = None if is_enough else move
+        if has_trees or move is not None:
+            return [self._want(_Candidate(planned, cause, has_trees, move))]
         why = (
             f"the best other plan, {_named(planned, cause)}, would save {saved:.1%} of a step: "
             f"less than {self._settings.gain:.0%}"
@@ -280,6 +313,27 @@ class ReplanMachine:
         )
         figures = {"before_s": planned.before_s, "after_s": planned.after_s, "plan": planned.form}
         return self._give_up({"why": why, **figures}, now_s)
+
+    def _want(self, candidate: _Candidate) -> TreesWanted:
+        """Ask all sites to go over to a plan, or to another regime."""
+        self._candidate, planned, cause = candidate, candidate.planned, candidate.cause
+        predicted = f": predicted {_gain(planned)}" if candidate.has_trees else ""
+        parts = cause.division.parts if planned.divides and cause.division else ()
+        return TreesWanted(
+            self._epoch.members,
+            planned.reduction if candidate.has_trees else self._epoch.reduction,
+            f"{candidate}{predicted}, for {cause.why}",
+            parts if candidate.has_trees else (),
+            None if candidate.move is None else candidate.move.kind,
+        )
+
+    def _not_planned(self, cause: _Cause, failed: PlanningFailed, now_s: float) -> list[Action]:
+        """Keep the trees; another regime needs no plan."""
+        if cause.move is None:
+            return self._give_up({"why": f"no plan can be made: {failed.why}"}, now_s)
+        self._planning, now = None, self._epoch.reduction
+        planned = SwitchPlanned(form="", reduction=now, before_s=1.0, after_s=1.0)
+        return [self._want(_Candidate(planned, cause, False, cause.move))]
 
     def _give_up(self, detail: Mapping[str, object], now_s: float) -> list[Action]:
         """Keep the plan; it counts on what was measured from now on."""
@@ -310,7 +364,7 @@ class ReplanMachine:
     def _ended(self, candidate: _Candidate, ended: TreesEnded, now_s: float) -> list[Action]:
         """Sites have other trees, or could not go over to them."""
         if ended.epoch is not None:
-            return [self._replanned(candidate, ended.epoch, now_s)]
+            return self._replanned(candidate, ended.epoch, now_s)
         if ended.must_keep_codecs and not self._keeps_codecs:
             self._keeps_codecs = True
             return [self._plan_again(candidate.cause)]
@@ -320,22 +374,25 @@ class ReplanMachine:
         if self._num_refused >= ATTEMPTS:
             return self._give_up(why, now_s)
         # What it was for has not changed, so a plan is made again after a while.
-        self._is_new = not candidate.cause.links
+        self._is_new = not (candidate.cause.links or candidate.cause.move)
         self._candidate, self._earliest_s = None, now_s + self._settings.lasting_s
         return [_kept(why)]
 
-    def _replanned(self, candidate: _Candidate, epoch: Epoch, now_s: float) -> RecordEvent:
+    def _replanned(self, candidate: _Candidate, epoch: Epoch, now_s: float) -> list[Action]:
+        """Tell what the run has by now, and rest."""
         planned, cause = candidate.planned, candidate.cause
-        self._epoch, self._step_s = epoch, planned.after_s
+        self._epoch, self._step_s = epoch, planned.after_s if candidate.has_trees else self._step_s
         # A plan that only tries links again is soon taken back, if it was tried in vain.
         is_trial = bool(cause.links) and all(each.is_forgotten for each in cause.links)
         is_trial &= not planned.divides
         gap_s = self._settings.lasting_s if is_trial else self._settings.gap_s
-        if planned.other_codec:
+        has_codec = candidate.has_trees and bool(planned.other_codec)
+        if has_codec or candidate.move is not None:
             self._moves_s = [each for each in self._moves_s if each > now_s - MOVES_S]
             gap_s = self._settings.gap_s * LONGER ** len(self._moves_s)
             self._moves_s.append(now_s)
         self._rest(now_s, gap_s)
+        self._regimes.let_be()
         note = (
             f"from round {epoch.from_round} on the run has another plan, "
             f"{_named(planned, cause)}: predicted {_gain(planned)}, for {cause.why}"
@@ -351,7 +408,29 @@ class ReplanMachine:
             "links": [each.to_json() for each in cause.links],
             "parts": dict(cause.division.members) if planned.divides and cause.division else {},
         }
-        return RecordEvent(EventKind.RUN_REPLANNED, detail=detail)
+        replanned = [RecordEvent(EventKind.RUN_REPLANNED, detail=detail)]
+        return [*(replanned if candidate.has_trees else []), *self._moved(candidate, epoch)]
+
+    def _moved(self, candidate: _Candidate, epoch: Epoch) -> list[Action]:
+        """Tell of another regime, if the run has one."""
+        move = candidate.move
+        if move is None:
+            return []
+        gain = (
+            ""
+            if move.after_s == move.step_s
+            else (f"; expected {_time(move.after_s)} a step instead of {_time(move.step_s)}")
+        )
+        detail = {
+            "note": f"from round {epoch.from_round} on the regime is {move.kind}: {move.why}{gain}",
+            "regime": move.kind,
+            "why": move.why,
+            "epoch": epoch.number,
+            "from_round": epoch.from_round,
+            "before_s": move.step_s,
+            "after_s": move.after_s,
+        }
+        return [RecordEvent(EventKind.RUN_REGIME, detail=detail)]
 
 
 def _kept(detail: Mapping[str, object]) -> RecordEvent:

@@ -448,7 +448,7 @@ class EpochEntered:
 
 @dataclass(frozen=True, slots=True)
 class TreesWanted:
-    """Gradients shall cross by other trees, or sites get other parts; TreesEnded answers."""
+    """Other trees, parts of the batch, or another regime are wanted; TreesEnded answers."""
 
     members: tuple[str, ...]
     """The sites that the trees were made for."""
@@ -456,6 +456,8 @@ class TreesWanted:
     why: str
     parts: tuple[int, ...] = ()
     """What each site of the run is to get of the batch; empty: what it gets by now."""
+    regime: str | None = None
+    """The kind of regime that the run is to have; None: what it has by now."""
 
 
 # ------------------------------------------------- in, as the epochs decide (epochs.py)

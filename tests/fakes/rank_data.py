@@ -75,7 +75,6 @@ class RankData:
             "absent": self.missing.absent_before(),
             "divisions": self.sampler.divisions(),
             "divided": self.divided,
-            "rung": self.rung,
         }
 
     def take(self, state: Mapping[str, Any], present: Iterable[str]) -> None:
@@ -85,7 +84,10 @@ class RankData:
         self.missing.begin_amid(state["absent"])
         for step, parts in state["divisions"]:
             self.sampler.divide(step, parts)
-        self.divided, self.rung = state["divided"], state["rung"]
+        self.divided = state["divided"]
+        admitted = self.history.own_entry(0.0)
+        assert admitted is not None, "it was let in"
+        self.rung = admitted.rung
         self.history.note_state(self.divided, self.rung.number)
 
     def use(self, step: int) -> list[int]:

@@ -804,7 +804,9 @@ class Simulation:
         members = self.coordinator.members
         reduction = plan_of(self.names, members, frozenset(), self.coordinator.turn)
         parts = tuple(self.random.choices(range(1, 10), k=len(self.names)))
-        wanted = TreesWanted(members, reduction, "other trees", self.random.choice((parts, ())))
+        regime = self.random.choice((None, "", "delayed", "diloco"))
+        parts = self.random.choice((parts, ()))
+        wanted = TreesWanted(members, reduction, "other trees", parts, regime)
         self.coordinator.tell(wanted, self.now_s)
 
     def _fault(self) -> None:

@@ -267,7 +267,7 @@ class SimSite:
                 data = self.data.state()
                 saved = Saved(round_, dict(self.results), dict(self.chains), data)
                 self.outside.save(change.epoch, saved)
-        self.places[round_] = self.data.place, self.data.parts
+        self.places[round_] = self.data.place, self.data.parts, self.data.rung
         self.outside.on_completed(self, round_)
 
     def _end_step(self, round_: int, *, has_landed: bool) -> None:

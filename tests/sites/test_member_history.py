@@ -12,10 +12,13 @@ from isthmus.sites.worker.exchange.member_history import (
     CatchingUp,
     CaughtUp,
     Change,
+    Changed,
     GivenUp,
     MemberHistory,
 )
+from isthmus.topology.spec.regime import Rung
 
+DELAYED, BACK = Rung(5, "delayed"), Rung(6)
 REJOINS = Members(epoch=2, from_round=10, sites=("a", "b", "c"), enters=("b",))
 CATCHES_UP = dataclasses.replace(REJOINS, follows=("b",), state="state")
 LOSS = Members(epoch=3, from_round=11, sites=("a", "c"))
@@ -59,6 +62,37 @@ def test_a_site_catches_up_from_the_next_gradients_on_and_rejoins_like_any_other
             [CaughtUp(("b",), 3)],
         ]
         assert not each.is_catching_up
+
+
+def test_another_regime_begins_once_all_ranks_know_of_it() -> None:
+    """It is told again with each later epoch, and that changes nothing."""
+    history = MemberHistory("a")
+    told = Members(epoch=5, from_round=8, sites=("a", "b"), rung=DELAYED)
+    history.tell(told)
+    assert ends(history, range(9, 12)) == [[], [Changed(DELAYED)], []]
+    history.tell(dataclasses.replace(told, epoch=6, from_round=12))
+    assert ends(history, range(12, 16)) == [[]] * 4
+    history.tell(dataclasses.replace(told, epoch=7, from_round=15, rung=BACK))
+    assert ends(history, range(16, 19)) == [[], [Changed(BACK)], []]
+
+
+def test_a_site_is_let_in_after_the_regime_that_was_decided_before() -> None:
+    history = MemberHistory("a")
+    history.tell(Members(epoch=5, from_round=9, sites=("a", "c"), rung=DELAYED))
+    history.tell(dataclasses.replace(CATCHES_UP, epoch=6, from_round=10, rung=DELAYED))
+    expected = [Changed(DELAYED), CatchingUp(("b",), 6, Path("state"))]
+    assert ends(history, range(10, 13)) == [[], expected, []]
+
+
+def test_a_site_that_comes_back_knows_the_regime_it_begins_with() -> None:
+    own = MemberHistory("b", rejoins=True)
+    own.tell(dataclasses.replace(CATCHES_UP, epoch=6, rung=DELAYED))
+    admitted = own.own_entry(0.0)
+    assert admitted is not None
+    assert admitted.rung == DELAYED
+    own.tell(dataclasses.replace(REJOINS, enters=(), rung=DELAYED, epoch=7))
+    own.note_state(0, DELAYED.number)
+    assert ends(own, range(10, 16)) == [[]] * 6
 
 
 def test_where_rounds_are_longer_than_a_step_nothing_changes_amid_one() -> None:

@@ -243,6 +243,21 @@ JOB_MISTAKES: list[tuple[str, str, list[str]]] = [
     ),
     (
         "verify: {parameters_every: 5}",
+        "regime: delayed\nplan: {replan: {regime: follow}}",
+        [
+            "7:7 replan.regime: follow: the run begins in sync, and regime is delayed: leave one out "
+            "[plan]"
+        ],
+    ),
+    (
+        "verify: {parameters_every: 5}",
+        "plan: {replan: {regime: follows}}",
+        [
+            "6:25 want 'follow' or 'fixed', got 'follows' (did you mean 'follow'?) [plan.replan.regime]"
+        ],
+    ),
+    (
+        "verify: {parameters_every: 5}",
         "plan: {codecs: [int8], replan: {least_exact: int8}}",
         [
             "6:7 replan.least_exact has no use where codecs are chosen by link, or by the plan: want "

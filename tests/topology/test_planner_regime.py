@@ -9,12 +9,14 @@ import pytest
 
 from isthmus.topology.cost.local_sgd import local_round, regime_step_s
 from isthmus.topology.documents.load import load_job
+from isthmus.topology.documents.run_decisions import rungs_of
 from isthmus.topology.planner.document import PlanFile, plan_text
 from isthmus.topology.planner.plan import make_plan
 from isthmus.topology.planner.regime import rounds
 from isthmus.topology.spec.hashing import plan_hashes
-from isthmus.topology.spec.job import Placed
+from isthmus.topology.spec.job import Job, Placed
 from isthmus.topology.spec.loss_gaps import loss_gap
+from isthmus.topology.spec.plan_wishes import PlanWishes, Replan
 from isthmus.topology.spec.regime import Regime, regime_of
 from isthmus.topology.text.yaml_document import read_with_overrides
 from tests.fakes.plannable import a_job, a_world
@@ -147,3 +149,31 @@ def test_a_regime_that_the_job_says_is_what_its_plan_predicts(sync: dict[str, An
     compute_s = plan["predicted"]["compute_s"]
     assert plan["predicted"]["step_s"] == pytest.approx(compute_s + exchange_s / 100, rel=0.02)
     assert plan_hashes(job, WORLD) != plan_hashes(a_job(codecs=("fp32", "int8")), WORLD)
+
+
+def test_a_regime_that_follows_the_links_begins_in_sync() -> None:
+    plan = planned(max_sync_period=500, replan=Replan(regime="follow"))
+    assert "regime" not in plan["decisions"]
+    (said,) = [each for each in plan["why"] if "The run may go over to" in each]
+    assert "delayed: a gradient counts one step later" in said
+    assert "diloco: rounds of 30 steps" in said
+    kept = planned(max_loss_gap=0.001, replan=Replan(regime="follow"))
+    assert "The regime stays sync: plan.max_loss_gap permits no other." in kept["why"]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "kinds"),
+    [
+        ({}, ["delayed"]),
+        ({"max_sync_period": 500}, ["delayed", "diloco"]),
+        ({"max_sync_period": 500, "max_loss_gap": 0.01}, ["diloco"]),
+        ({"max_sync_period": 1, "max_loss_gap": 0.001}, []),
+    ],
+)
+def test_the_job_limits_how_far_a_regime_may_go(wishes: dict[str, Any], kinds: list[str]) -> None:
+    plan = PlanWishes(replan=Replan(regime="follow"), **wishes)
+    rungs = rungs_of(Job(name="j", topology="", entrypoint="train.py", plan=plan), 2)
+    assert [each.kind for each in rungs] == kinds
+    assert all(each.sync_every <= 30 for each in rungs)
+    still = dataclasses.replace(plan, replan=Replan())
+    assert rungs_of(Job(name="j", topology="", plan=still), 2) == ()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from isthmus.topology.documents.placement import restricted, unreached
+from isthmus.topology.documents.run_decisions import rungs_of
 from isthmus.topology.model.site_timing import SiteTiming
 from isthmus.topology.model.step_model import StepModel
 from isthmus.topology.planner.alternatives import Alternatives, widened
@@ -145,6 +146,7 @@ def sentences(
     if len(choice.sites) > 1:
         texts += _hidden(choice, model)
         texts += _divided_later(others)
+        texts += _regime_later(others)
         if search.job.workload is not None:
             texts.append(_needed(search, choice))
     return texts
@@ -164,6 +166,19 @@ def _divided_later(others: Alternatives) -> list[str]:
             parts = zip(left.sites, left.sequences, strict=True)
             text += f"; without {name}: " + ", ".join(f"{site} {part}" for site, part in parts)
     return [f"{text}."]
+
+
+def _regime_later(others: Alternatives) -> list[str]:
+    """Tell to which regimes a run may change while it goes on."""
+    job = others.search.job
+    if job.plan is None or job.reduction != Reduction():
+        return []
+    rungs = rungs_of(job, len(others.choice.sites))
+    replan = job.plan.replan
+    if not rungs and replan is not None and replan.regime == "follow":
+        return ["The regime stays sync: plan.max_loss_gap permits no other."]
+    names = " or ".join(regime.in_words() for regime in rungs)
+    return [f"The run may go over to {names} while its links are slow."] if rungs else []
 
 
 def summary(choice: Choice, num_sites: int) -> str:

@@ -12,8 +12,7 @@ from the next gradients on it gets all results, and gives nothing. Once it has c
 with the others that it takes part. Data loaders fetch ahead. So ranks agree on a step then, and the
 site takes part some steps later. So is it with other parts of the batch: they are told with an
 epoch, and again with all later ones, as long as it is not certain that all have heard of them.
-Another regime is told in the same way, and begins at once when all know of it, unless a site is
-about to take part: the step in which it does is one at which a round of the present regime ends.
+Another regime is told in the same way, and begins at once when all know of it.
 """
 
 from __future__ import annotations
@@ -181,12 +180,8 @@ class MemberHistory:
         return changes
 
     def _take_decided(self, num_rounds: int) -> list[Shares | Rung]:
-        """Return what all know to be decided, in order, and know it; the caller holds the lock."""
-        due = [
-            each
-            for each, since in self._decided.items()
-            if since <= num_rounds and (self._announced is None or isinstance(each, Shares))
-        ]
+        """Return in order what all know to be decided, and know it; the caller holds the lock."""
+        due = [each for each, since in self._decided.items() if since <= num_rounds]
         due.sort(key=lambda decided: decided.number)
         for decided in due:
             del self._decided[decided]

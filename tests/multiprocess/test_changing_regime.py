@@ -1,0 +1,96 @@
+"""A run whose link is narrow for a while: it goes over to another regime, and comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from isthmus.orchestrator.coordinator.journal import JournalReader
+from isthmus.orchestrator.core.journaled_run import RecordedEvent, fold
+from isthmus.protos import metrics
+from tests.multiprocess.harness import RUN_S, UNDER_BOTH_SECURITIES, Bench, topology_yaml
+
+JOB = """
+version: 1
+name: test
+topology: topology.yaml
+plan: {sites: all, max_sync_period: 10, replan: {shares: fixed, regime: follow, lasting: 500ms}}
+exchange: {codec: fp32, chunk: 64KiB, bucket: 256KiB}
+verify: {parameters_every: 1}
+trainer:
+  compute: modelled
+  steps: 100000
+  global_batch: 768
+  model: {layers: 2, heads: 2, width: 48, context: 32}
+  data: {max_bytes: 1MiB}
+"""
+NARROW_FOR_A_WHILE = """
+version: 1
+seed: 1
+faults:
+  - {at: 5s, link: [a, b], rate: 2Mbit/s}
+  - {at: 40s, link: [a, b], rate: 400Mbit/s}
+"""
+STEPS_AFTER = 5
+"""In sync again, before the run is ended."""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@UNDER_BOTH_SECURITIES
+def test_a_run_leaves_sync_while_its_link_is_narrow(run: Bench) -> None:
+    """All ranks have the same parameters in each regime, and the journal says why."""
+    topology = topology_yaml([(1, 1), (1, 2)], rtt="4ms", bandwidth="400Mbit/s")
+    (run.folder / "faults.yaml").write_text(NARROW_FOR_A_WHILE)
+    job, faults = run.write(topology, JOB), run.folder / "faults.yaml"
+    launched = run.start("launch", str(job), "--json", "--faults", str(faults))
+    run.wait_for("another regime, and back", lambda: is_back(run) or has_ended(run), 300.0)
+    run.isthmus("cancel", "--json").check()
+    launched.communicate(timeout=RUN_S)
+    events = recorded(run)
+    view = fold(run.run_folder().name, events)
+    assert view.reason_code == "CANCELLED", f"{view}\n{run.logs()}"
+    moves = moves_of(events)
+    assert moves[0]["regime"] in ("delayed", "diloco"), moves
+    assert moves[0]["after_s"] < moves[0]["before_s"]
+    assert moves[-1]["regime"] == "sync", moves
+    assert moves[-1]["note"] in view.notes
+    rungs = rungs_of(run, "a")
+    assert {0.0, 1.0 if moves[0]["regime"] == "delayed" else 2.0} <= {*rungs}, rungs
+    status = run.isthmus("status", "--json").check().envelope["data"]
+    assert status["totals"]["verified_steps"] > STEPS_AFTER
+
+
+def recorded(run: Bench) -> list[RecordedEvent]:
+    with JournalReader(run.run_folder()) as journal:
+        return journal.events(run.run_folder().name)
+
+
+def moves_of(events: list[RecordedEvent]) -> list[dict[str, Any]]:
+    return [dict(each.detail) for each in events if each.kind == "run.regime"]
+
+
+def rungs_of(run: Bench, site: str) -> list[float]:
+    """Return the place in the ladder of each step that a site has told."""
+    steps = [each for each in run.metrics() if (each["kind"], each["site"]) == ("step", site)]
+    return [each["values"][metrics.RUNG] for each in steps]
+
+
+def is_back(run: Bench) -> bool:
+    """Whether both sites have taken steps in sync again."""
+    if not any(run.home.glob("runs/*/coordinator.json")):
+        return False
+    moves = moves_of(recorded(run))
+    if len(moves) < 2 or moves[-1]["regime"] != "sync":
+        return False
+    return all(
+        len(rungs := rungs_of(run, site)) > STEPS_AFTER and not any(rungs[-STEPS_AFTER:])
+        for site in "ab"
+    )
+
+
+def has_ended(run: Bench) -> bool:
+    return any(run.home.glob("runs/*/summary.json"))
