@@ -129,7 +129,7 @@ class RegimeWatch:
 
     def let_be(self) -> None:
         """What there is has been decided on: look anew."""
-        self._since_s, self._is_due = None, False
+        self._found, self._since_s, self._is_due = None, None, False
 
     def _best(self) -> Move | None:
         """Return the regime to have; None: the present one."""
