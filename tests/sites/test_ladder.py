@@ -289,11 +289,12 @@ class Sites:
             for of in zip(*gradients, strict=True)
         ]
         before, self.under_way, self.own = self.under_way, None, gradients
+        applied: list[torch.Tensor] | None = mean
         if regime == DELAYED:
-            self.under_way, mean = mean, before
+            self.under_way, applied = mean, before
         elif before is not None:
-            mean = [(one + other) / 2 for one, other in zip(before, mean, strict=True)]
-        return losses, [self._apply(site, mean) for site in range(len(self.models))]
+            applied = [(one + other) / 2 for one, other in zip(before, mean, strict=True)]
+        return losses, [self._apply(site, applied) for site in range(len(self.models))]
 
     def _look_ahead(self, site: int, values: Sequence[torch.Tensor]) -> None:
         own, optimizer = self.own[site], self.optimizers[site]
