@@ -14,7 +14,7 @@ from pathlib import Path
 
 WHATS = (
     *("checkpoint_stall", "codecs", "convergence", "floor", "gateways"),
-    *("gpu", "planner", "predictions", "regimes", "unlike", "window"),
+    *("gpu", "planner", "predictions", "regimes", "ladder", "unlike", "window"),
 )
 
 

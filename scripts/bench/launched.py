@@ -15,7 +15,12 @@ Records = list[dict[str, Any]]
 
 
 def launched(
-    topology: str, trainer: Mapping[str, object], settings: Sequence[str], *, within_s: float
+    topology: str,
+    trainer: Mapping[str, object],
+    settings: Sequence[str],
+    *,
+    within_s: float,
+    more: Sequence[str] = (),
 ) -> Records:
     """Return all metrics of a run; none, and why on stdout, if it failed.
 
@@ -24,13 +29,14 @@ def launched(
         trainer: the job's section.
         settings: of `--set`.
         within_s: deadline.
+        more: arguments of `launch`.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "topology.yaml").write_text(topology)
         job = {"version": 1, "name": "bench", "topology": "topology.yaml", "trainer": trainer}
         (folder / "job.yaml").write_text(json.dumps(job))
-        arguments = ["launch", str(folder / "job.yaml"), "--home", str(folder / "home")]
+        arguments = ["launch", str(folder / "job.yaml"), "--home", str(folder / "home"), *more]
         for each in settings:
             arguments += ["--set", each]
         done = subprocess.run(
