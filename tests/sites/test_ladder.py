@@ -192,6 +192,22 @@ def test_a_run_goes_back_to_sync_where_a_step_has_two_rounds() -> None:
 
 
 @alone
+def test_another_model_is_attached_in_the_regime_of_the_run() -> None:
+    run = Run()
+    run.change(DELAYED)
+    run.step(1)
+    run.step(2)
+    run.site.attach(run.model, run.optimizer)
+    run.step(3)
+    run.change(SYNC)
+    run.step(4)
+    run.step(5)
+    run.site.attach(run.model, [run.optimizer, torch.optim.SGD([nn.Parameter(torch.ones(1))])])
+    assert run.site._parts.attachment.loop is None
+    assert run.rungs() == [0, 1, 1, 1, 1]
+
+
+@alone
 @pytest.mark.parametrize(
     ("optimizers", "why"),
     [
@@ -411,24 +427,30 @@ def test_two_layouts_go_through_all_regimes_as_one_process_does(
 @pytest.mark.multiprocess
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("layouts", "lower"),
+    ("layouts", "lower", "codec"),
     [
-        (("ddp", "fsdp2"), DELAYED),
-        pytest.param(("ddp", "fsdp2"), DILOCO, marks=pytest.mark.exhaustive),
-        pytest.param(("lone", "tp"), DELAYED, marks=pytest.mark.exhaustive),
-        pytest.param(("lone", "tp"), DILOCO, marks=pytest.mark.exhaustive),
+        (("ddp", "fsdp2"), DELAYED, None),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in [
+                (("ddp", "fsdp2"), DELAYED, "int8"),
+                (("ddp", "fsdp2"), DILOCO, None),
+                (("lone", "tp"), DELAYED, None),
+                (("lone", "tp"), DILOCO, "int8"),
+            ]
+        ),
     ],
 )
 def test_a_run_that_is_resumed_goes_on_in_sync_as_the_one_that_goes_back_there(
-    tmp_path: Path, layouts: tuple[str, ...], lower: str
+    tmp_path: Path, layouts: tuple[str, ...], lower: str, codec: str | None
 ) -> None:
     """The gradient under way is in the checkpoint, and so are moments that all sites have."""
     more = ["plan.replan.regime=follow", "plan.max_sync_period=2"]
     # Step 2 is saved, the second one of the lower regime.
     changes = {0: lower, saved.SAVED - 1: SYNC}
-    whole = saved.run(tmp_path / "whole", layouts, more=more, changes=changes)
+    whole = saved.run(tmp_path / "whole", layouts, more=more, changes=changes, codec=codec)
     resume = whole / checkpoint_name(saved.SAVED)
-    resumed = saved.run(tmp_path / "resumed", layouts, resume=resume, more=more)
+    resumed = saved.run(tmp_path / "resumed", layouts, resume=resume, more=more, codec=codec)
     expected, found = saved.final(whole), saved.final(resumed)
     assert found.keys() == expected.keys()
     assert not [name for name, each in found.items() if not torch.equal(each, expected[name])]

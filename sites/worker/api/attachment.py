@@ -552,6 +552,8 @@ class Attachment:
         is_any = not self._members.awaits_state and self._is_any(bool(why))
         if why or is_any:
             self._warn(f"the regime stays sync: {why or 'another site can have no other'}")
+            self._regime.stay()
+            self._note_regime(self._regime.now)
         return not (why or is_any)
 
     def _why_only_sync(self, replicas: Sequence[DistributedDataParallel]) -> str:

@@ -91,8 +91,9 @@ def _join_launched(launched: Environment, *, averages: bool) -> Site:
         )
     spec, timeouts = launched.spec, launched.spec.timeouts
     device = choose_device()
-    # Where sites take steps of their own, what crosses is made in the host's memory.
-    encodes = encodes_here(os.environ, device) and not spec.longest_regime.is_local
+    # Where sites take steps of their own, what crosses is made in the host's memory; and ranks cut
+    # a bucket in another way where they average it inside the site first.
+    encodes = encodes_here(os.environ, device) and not (spec.job.regime.is_local or spec.rungs)
     owns_group = ensure_process_group(device, timeouts.process_group_s)
     gateway = GatewayLink(launched.gateway, send_timeout_s=timeouts.process_group_s)
     link: Link = gateway

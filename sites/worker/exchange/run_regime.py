@@ -14,6 +14,12 @@ class RunRegime:
         self._spec = spec
         self.now: Regime = spec.job.regime
         """The regime of the next step."""
+        self.wanted = self.now
+        """The regime to go over to, as soon as the present one has come to its end."""
+
+    def stay(self) -> None:
+        """Have the job's for good."""
+        self.now = self.wanted = self._spec.job.regime
 
     @property
     def may_change(self) -> bool:

@@ -82,8 +82,6 @@ class Ladder:
         site."""
         self._make_loop, self._is_any, self._begun, self._warn = make_loop, is_any, begun, warn
         self._loop: RegimeLoop | None = None
-        self._wanted = regime.now
-        """The regime to go over to when a step has ended."""
         self._is_ending = False
         """One more step of the present loop is needed for that."""
         self._max_norm = math.inf
@@ -126,17 +124,17 @@ class Ladder:
         if not wanted.is_sync and self._is_any(bool(self._why_not)):
             self.stay("another site cannot go over to it")
             wanted = regime_of("sync")
-        self._wanted = wanted
+        self._regime.wanted = wanted
 
     def begin(self) -> None:
-        """Begin in the present regime: what was attached before may have left another than sync."""
-        if not self._regime.now.is_sync:
-            self._go_over(self._regime.now)
+        """Begin in the run's regime: something else may have been attached in another than sync."""
+        if not (self._regime.now.is_sync and self._regime.wanted.is_sync):
+            self._go_over(self._regime.wanted)
 
     def begin_at(self, rung: Rung) -> None:
         """Begin in the regime that the others have, between two steps."""
-        self._wanted = self._regime.at(rung)
-        self._go_over(self._wanted)
+        self._regime.wanted = self._regime.at(rung)
+        self._go_over(self._regime.wanted)
 
     def stay(self, why: str) -> None:
         """Have the run keep sync, or go back to it: another regime would not do what is right."""
@@ -198,10 +196,10 @@ class Ladder:
         """Do what is due between two steps; go over to another regime."""
         if self._loop is not None:
             self._loop.after_end()
-        if self._is_ending or self._wanted != self._regime.now:
+        if self._is_ending or self._regime.wanted != self._regime.now:
             self._is_ending = self._loop is not None and self._loop.begin_end()
             if not self._is_ending:
-                self._go_over(self._wanted)
+                self._go_over(self._regime.wanted)
 
     def begin_end(self) -> bool:
         """Do nothing: something else is attached."""
@@ -253,4 +251,4 @@ class Ladder:
         """Go on from what was loaded."""
         if self._loop is not None:
             self._loop.take(tensors)
-            self._is_ending = self._wanted != self._regime.now and self._loop.begin_end()
+            self._is_ending = self._regime.wanted != self._regime.now and self._loop.begin_end()
