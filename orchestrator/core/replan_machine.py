@@ -141,19 +141,13 @@ class _Cause:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A plan that sites are asked to go over to."""
+    """What sites are asked to go over to: one of both at least."""
 
-    planned: SwitchPlanned
     cause: _Cause
-    has_trees: bool = True
-    """Its trees, codec or parts of the batch are to be had."""
+    planned: SwitchPlanned | None
+    """A plan; None: theirs stays."""
     move: Move | None = None
-    """The regime that is to be had, too."""
-
-    def __str__(self) -> str:
-        names = [_named(self.planned, self.cause)] if self.has_trees else []
-        names += [f"regime {self.move.kind}"] if self.move is not None else []
-        return ", ".join(names)
+    """A regime; None: theirs stays."""
 
 
 class ReplanMachine:
@@ -242,15 +236,11 @@ class ReplanMachine:
 
     def _go_on(self, now_s: float) -> list[Action]:
         """Plan again if it is time for it."""
-        move = self._regimes.due
-        is_forced = move is not None and move.is_forced
         if self._planning is not None or self._candidate is not None:
             return []
-        if is_forced and move is not None:
-            planned = SwitchPlanned(
-                form="", reduction=self._epoch.reduction, before_s=1.0, after_s=1.0
-            )
-            return [self._want(_Candidate(planned, _Cause(move.why), False, move))]
+        move = self._regimes.due
+        if move is not None and move.is_forced and not self._num_refused:
+            return [self._want(_Candidate(_Cause(move.why), None, move))]
         if now_s < self._earliest_s:
             return []
         forgotten, drifts = self._watch.forget(now_s), self._watch.drifts()
@@ -302,7 +292,7 @@ class ReplanMachine:
             is_enough = move.step_s * (1 - saved) <= (1 + self._settings.gain) * move.busy_s
             move = None if is_enough else move
         if has_trees or move is not None:
-            return [self._want(_Candidate(planned, cause, has_trees, move))]
+            return [self._want(_Candidate(cause, planned if has_trees else None, move))]
         why = (
             f"the best other plan, {_named(planned, cause)}, would save {saved:.1%} of a step: "
             f"less than {self._settings.gain:.0%}"
@@ -316,24 +306,32 @@ class ReplanMachine:
 
     def _want(self, candidate: _Candidate) -> TreesWanted:
         """Ask all sites to go over to a plan, or to another regime."""
-        self._candidate, planned, cause = candidate, candidate.planned, candidate.cause
-        predicted = f": predicted {_gain(planned)}" if candidate.has_trees else ""
-        parts = cause.division.parts if planned.divides and cause.division else ()
+        self._candidate = candidate
+        cause, planned, move = candidate.cause, candidate.planned, candidate.move
+        reduction = self._epoch.reduction
+        parts: tuple[int, ...] = ()
+        names = []
+        if planned is not None:
+            reduction = planned.reduction
+            parts = cause.division.parts if planned.divides and cause.division else ()
+            names.append(f"{_named(planned, cause)}: predicted {_gain(planned)}")
+        if move is not None:
+            self._regimes.let_be()
+            names.append(f"regime {move.kind}")
         return TreesWanted(
             self._epoch.members,
-            planned.reduction if candidate.has_trees else self._epoch.reduction,
-            f"{candidate}{predicted}, for {cause.why}",
-            parts if candidate.has_trees else (),
-            None if candidate.move is None else candidate.move.kind,
+            reduction,
+            f"{', '.join(names)}, for {cause.why}",
+            parts,
+            None if move is None else move.kind,
         )
 
     def _not_planned(self, cause: _Cause, failed: PlanningFailed, now_s: float) -> list[Action]:
         """Keep the trees; another regime needs no plan."""
-        if cause.move is None:
+        if (move := cause.move or self._regimes.due) is None:
             return self._give_up({"why": f"no plan can be made: {failed.why}"}, now_s)
-        self._planning, now = None, self._epoch.reduction
-        planned = SwitchPlanned(form="", reduction=now, before_s=1.0, after_s=1.0)
-        return [self._want(_Candidate(planned, cause, False, cause.move))]
+        self._planning = None
+        return [self._want(_Candidate(cause, None, move))]
 
     def _give_up(self, detail: Mapping[str, object], now_s: float) -> list[Action]:
         """Keep the plan; it counts on what was measured from now on."""
@@ -349,7 +347,8 @@ class ReplanMachine:
 
     def _relaunch(self, planned: RelaunchPlanned) -> list[Action]:
         """Tell people what only another launch could change, if that is much."""
-        present_s = self._candidate.planned.after_s if self._candidate else self._step_s
+        planned_now = None if self._candidate is None else self._candidate.planned
+        present_s = self._step_s if planned_now is None else planned_now.after_s
         if present_s is None or planned.step_s > (1 - RELAUNCH_GAIN) * present_s:
             return []
         note = (
@@ -380,57 +379,60 @@ class ReplanMachine:
 
     def _replanned(self, candidate: _Candidate, epoch: Epoch, now_s: float) -> list[Action]:
         """Tell what the run has by now, and rest."""
-        planned, cause = candidate.planned, candidate.cause
-        self._epoch, self._step_s = epoch, planned.after_s if candidate.has_trees else self._step_s
-        # A plan that only tries links again is soon taken back, if it was tried in vain.
-        is_trial = bool(cause.links) and all(each.is_forgotten for each in cause.links)
-        is_trial &= not planned.divides
+        planned, cause, move = candidate.planned, candidate.cause, candidate.move
+        self._epoch, has_codec, is_trial = epoch, False, False
+        told: list[Action] = []
+        if planned is not None:
+            self._step_s, has_codec = planned.after_s, bool(planned.other_codec)
+            # A plan that only tries links again is soon taken back, if it was tried in vain.
+            is_trial = bool(cause.links) and all(each.is_forgotten for each in cause.links)
+            is_trial &= not planned.divides
+            told.append(_replanned(planned, cause, epoch))
+        if move is not None:
+            told.append(_moved(move, epoch))
         gap_s = self._settings.lasting_s if is_trial else self._settings.gap_s
-        has_codec = candidate.has_trees and bool(planned.other_codec)
-        if has_codec or candidate.move is not None:
+        if has_codec or move is not None:
             self._moves_s = [each for each in self._moves_s if each > now_s - MOVES_S]
             gap_s = self._settings.gap_s * LONGER ** len(self._moves_s)
             self._moves_s.append(now_s)
         self._rest(now_s, gap_s)
         self._regimes.let_be()
-        note = (
-            f"from round {epoch.from_round} on the run has another plan, "
-            f"{_named(planned, cause)}: predicted {_gain(planned)}, for {cause.why}"
-        )
-        detail = {
-            "note": note,
-            "epoch": epoch.number,
-            "from_round": epoch.from_round,
-            "plan": planned.form,
-            "codec": planned.other_codec,
-            "before_s": planned.before_s,
-            "after_s": planned.after_s,
-            "links": [each.to_json() for each in cause.links],
-            "parts": dict(cause.division.members) if planned.divides and cause.division else {},
-        }
-        replanned = [RecordEvent(EventKind.RUN_REPLANNED, detail=detail)]
-        return [*(replanned if candidate.has_trees else []), *self._moved(candidate, epoch)]
+        return told
 
-    def _moved(self, candidate: _Candidate, epoch: Epoch) -> list[Action]:
-        """Tell of another regime, if the run has one."""
-        move = candidate.move
-        if move is None:
-            return []
-        gain = (
-            ""
-            if move.after_s == move.step_s
-            else (f"; expected {_time(move.after_s)} a step instead of {_time(move.step_s)}")
-        )
-        detail = {
-            "note": f"from round {epoch.from_round} on the regime is {move.kind}: {move.why}{gain}",
-            "regime": move.kind,
-            "why": move.why,
-            "epoch": epoch.number,
-            "from_round": epoch.from_round,
-            "before_s": move.step_s,
-            "after_s": move.after_s,
-        }
-        return [RecordEvent(EventKind.RUN_REGIME, detail=detail)]
+
+def _replanned(planned: SwitchPlanned, cause: _Cause, epoch: Epoch) -> RecordEvent:
+    note = (
+        f"from round {epoch.from_round} on the run has another plan, "
+        f"{_named(planned, cause)}: predicted {_gain(planned)}, for {cause.why}"
+    )
+    detail = {
+        "note": note,
+        "epoch": epoch.number,
+        "from_round": epoch.from_round,
+        "plan": planned.form,
+        "codec": planned.other_codec,
+        "before_s": planned.before_s,
+        "after_s": planned.after_s,
+        "links": [each.to_json() for each in cause.links],
+        "parts": dict(cause.division.members) if planned.divides and cause.division else {},
+    }
+    return RecordEvent(EventKind.RUN_REPLANNED, detail=detail)
+
+
+def _moved(move: Move, epoch: Epoch) -> RecordEvent:
+    expected = f"; expected {_time(move.after_s)} a step instead of {_time(move.step_s)}"
+    if move.is_forced:
+        expected = ""
+    detail = {
+        "note": f"from round {epoch.from_round} on the regime is {move.kind}: {move.why}{expected}",
+        "regime": move.kind,
+        "why": move.why,
+        "epoch": epoch.number,
+        "from_round": epoch.from_round,
+        "before_s": move.step_s,
+        "after_s": move.after_s,
+    }
+    return RecordEvent(EventKind.RUN_REGIME, detail=detail)
 
 
 def _kept(detail: Mapping[str, object]) -> RecordEvent:

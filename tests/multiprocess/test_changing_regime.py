@@ -9,7 +9,8 @@ import pytest
 from isthmus.orchestrator.coordinator.journal import JournalReader
 from isthmus.orchestrator.core.journaled_run import RecordedEvent, fold
 from isthmus.protos import metrics
-from tests.multiprocess.harness import RUN_S, UNDER_BOTH_SECURITIES, Bench, topology_yaml
+from tests.multiprocess.harness import RUN_S, UNDER_BOTH_SECURITIES, Bench, kill, topology_yaml
+from tests.multiprocess.test_lost_site import victim
 
 JOB = """
 version: 1
@@ -32,8 +33,16 @@ faults:
   - {at: 5s, link: [a, b], rate: 2Mbit/s}
   - {at: 40s, link: [a, b], rate: 400Mbit/s}
 """
+NARROW = """
+version: 1
+seed: 1
+faults:
+  - {at: 5s, link: [a, b], rate: 2Mbit/s}
+  - {at: 5s, link: [a, c], rate: 2Mbit/s}
+  - {at: 5s, link: [b, c], rate: 2Mbit/s}
+"""
 STEPS_AFTER = 5
-"""In sync again, before the run is ended."""
+"""In the regime that is waited for, before something else happens."""
 
 
 @pytest.mark.multiprocess
@@ -62,6 +71,39 @@ def test_a_run_leaves_sync_while_its_link_is_narrow(run: Bench) -> None:
     assert {0.0, 1.0 if moves[0]["regime"] == "delayed" else 2.0} <= {*rungs}, rungs
     status = run.isthmus("status", "--json").check().envelope["data"]
     assert status["totals"]["verified_steps"] > STEPS_AFTER
+
+
+@pytest.mark.multiprocess
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_a_site_comes_back_in_the_regime_of_the_others(run: Bench) -> None:
+    """It begins in sync by its job, and is told better."""
+    topology = topology_yaml(
+        [(1, 1), (1, 1), (1, 1)], rtt="4ms", bandwidth="400Mbit/s", detect_within="5s", min_sites=1
+    )
+    (run.folder / "faults.yaml").write_text(NARROW)
+    job, faults = run.write(topology, JOB), run.folder / "faults.yaml"
+    launched = run.start("launch", str(job), "--json", "--faults", str(faults))
+    run.wait_for("another regime", lambda: has_left(run, "c") or has_ended(run), 200.0)
+    kill(victim(run, "gateway"))
+    run.wait_for("the site is back", lambda: has_returned(run) or has_ended(run), 200.0)
+    num_before = len(rungs_of(run, "c"))
+    run.wait_for(
+        "its steps",
+        lambda: len(rungs_of(run, "c")) > num_before + STEPS_AFTER or has_ended(run),
+        100.0,
+    )
+    run.isthmus("cancel", "--json").check()
+    launched.communicate(timeout=RUN_S)
+    events = recorded(run)
+    view = fold(run.run_folder().name, events)
+    assert view.reason_code == "CANCELLED", f"{view}\n{run.logs()}"
+    returned = next(at for at, each in enumerate(events) if each.kind == "site.returned")
+    now = moves_of(events[:returned])[-1]["regime"]
+    assert now != "sync"
+    place = 1.0 if now == "delayed" else 2.0
+    assert place in rungs_of(run, "c")[num_before:], "the one that the others had"
 
 
 def recorded(run: Bench) -> list[RecordedEvent]:
@@ -94,3 +136,14 @@ def is_back(run: Bench) -> bool:
 
 def has_ended(run: Bench) -> bool:
     return any(run.home.glob("runs/*/summary.json"))
+
+
+def has_left(run: Bench, site: str) -> bool:
+    """Whether a site has taken steps in another regime than sync."""
+    if not any(run.home.glob("runs/*/coordinator.json")):
+        return False
+    return len([rung for rung in rungs_of(run, site) if rung]) > STEPS_AFTER
+
+
+def has_returned(run: Bench) -> bool:
+    return any(each.kind == "site.returned" for each in recorded(run))

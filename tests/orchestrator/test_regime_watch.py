@@ -43,6 +43,7 @@ class World:
         self.num_steps = 0
         self.answer: SwitchPlanned | PlanningFailed = FAILED
         self.can = True
+        self.is_refused = False
         self.moves: list[tuple[str, float]] = []
         """Regimes that the run has gone over to, and when."""
         self.kinds: list[str] = []
@@ -52,6 +53,8 @@ class World:
             match action:
                 case PlanAgain():
                     self.tell(self.answer)
+                case TreesWanted() if self.is_refused:
+                    self.tell(TreesEnded(None, why="site c is coming back"))
                 case TreesWanted():
                     self.begin(action)
                 case RecordEvent():
@@ -158,6 +161,24 @@ def test_a_script_that_turns_out_to_train_in_no_other_regime_goes_back_at_once()
     assert [kind for kind, _ in world.moves] == ["diloco", "sync"]
     world.go(1000, 9.0)
     assert len(world.moves) == 2
+
+
+def test_what_sites_cannot_do_now_is_asked_for_again_after_a_while() -> None:
+    world = World()
+    world.is_refused = True
+    world.go(200, 9.0)
+    assert world.moves == []
+    assert 2 <= world.kinds.count("plan.kept") <= 200 / SETTINGS.lasting_s
+    world.is_refused = False
+    world.go(100, 9.0)
+    assert [kind for kind, _ in world.moves] == ["diloco"]
+    world.can, world.is_refused = False, True
+    world.go(200, 9.0)
+    assert world.kinds.count("plan.kept") <= 400 / SETTINGS.lasting_s
+    assert len(world.moves) == 1
+    world.is_refused = False
+    world.go(20, 9.0)
+    assert [kind for kind, _ in world.moves] == ["diloco", "sync"]
 
 
 def test_a_run_that_may_not_change_has_no_other_regime() -> None:
