@@ -140,7 +140,7 @@ def has_ended(run: Bench) -> bool:
 
 def has_left(run: Bench, site: str) -> bool:
     """Whether a site has taken steps in another regime than sync."""
-    if not any(run.home.glob("runs/*/coordinator.json")):
+    if not any(run.home.glob("runs/*/metrics.jsonl")):
         return False
     return len([rung for rung in rungs_of(run, site) if rung]) > STEPS_AFTER
 
