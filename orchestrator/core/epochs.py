@@ -507,14 +507,13 @@ class Epochs:
             yield from self._give_up(proposal, dict.fromkeys(behind, why), now_s)
             return
         dead = self._presence.dead_links(now_s)
-        epoch = Epoch(
+        epoch = dataclasses.replace(
+            self.epoch,
             number=proposal.number,
             members=proposal.members,
             reduction=self._rules.make_plan(proposal.members, dead, ()),
             from_round=from_round,
             follows=tuple(name for name in proposal.members if name in self.epoch.follows),
-            shares=self.epoch.shares,
-            rung=self.epoch.rung,
         )
         runs, kept = proposal.finished_in(from_round)
         ways = self._presence.reach.ways(proposal.members, dead)

@@ -110,7 +110,6 @@ class Attachment:
         self.numbers = StepNumbers(steps)
         self._regime = regime
         self._now = _Current()
-        steps.rung = lambda: None if self._now.ladder is None else self._now.ladder.rung
         self._former: WeakSet[Optimizer] = WeakSet()
         """Optimizers that earlier calls were given."""
         self.before_change: Callable[[], None] = lambda: None
@@ -158,6 +157,11 @@ class Attachment:
         """What averages gradients as they come: over all sites, or inside this one."""
         averaging = self._averaging
         return averaging.pipeline if self._regime.now.is_sync else averaging.site_averages
+
+    def values(self) -> dict[str, float]:
+        """Return what a step's record has of the regime in which it was taken."""
+        rung = None if self._now.ladder is None else self._now.ladder.rung
+        return {} if rung is None else {metrics.RUNG: float(rung)}
 
     def lists(self) -> Sequence[bytes]:
         """Return what each site has told all others of its tensors, where any site may shard."""

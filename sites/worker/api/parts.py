@@ -73,7 +73,10 @@ class Parts:
             lambda kind, data: records.record(kind, 0, {}, {metrics.DATA: data}),
             regime,
         )
-        steps.num_own = lambda: data.num_own
+        steps.own_values = lambda: {
+            **(data.values() if steps.counts else {}),
+            **attachment.values(),
+        }
         rejoining = Rejoining(
             context, averaging, members, missing_sites, data, steps, records, regime, attachment
         )

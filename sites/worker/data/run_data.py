@@ -167,10 +167,10 @@ class RunData:
         if self._is_shared and self._sampler is not None:
             self._sampler.divide(step, shares.parts)
 
-    @property
-    def num_own(self) -> int:
-        """Samples of the site in the step that is being taken; 0: they are the script's affair."""
-        return self._sampler.num_own if self._is_shared and self._sampler is not None else 0
+    def values(self) -> dict[str, float]:
+        """Return what a step's record has of the data; nothing: they are the script's affair."""
+        num_own = self._sampler.num_own if self._is_shared and self._sampler is not None else 0
+        return {metrics.SITE_SAMPLES: float(num_own)} if num_own else {}
 
     def give_up(self, site: int, step: int) -> None:
         """Do without a site that was to have samples again from a step on."""

@@ -131,10 +131,8 @@ class StepLog:
         """Its latest return value."""
         self.take_inputs: Callable[[], int] = lambda: 0
         """Returns a hash of what models were called with in a step; 0: it tells nothing."""
-        self.num_own: Callable[[], int] = lambda: 0
-        """Returns how many samples of the job's batch the site has in a step; 0: it is unknown."""
-        self.rung: Callable[[], int | None] = lambda: None
-        """Returns the place of the regime among those that the run may have; None: it has one."""
+        self.own_values: Callable[[], Mapping[str, float]] = dict
+        """Returns what is in the record of a step beside its times."""
         self.after_end: Callable[[], None] = lambda: None
         """Called when all listeners have heard of a step."""
         self.num_steps = 0
@@ -240,10 +238,7 @@ class StepLog:
             metrics.GRADIENT_HASH: float(own[-1].gradient_hash if own and self.counts else 0),
             metrics.INPUT_HASH: float(self.take_inputs() if self.counts else 0),
         }
-        if self.counts and (num_own := self.num_own()):
-            self._values[metrics.SITE_SAMPLES] = float(num_own)
-        if (rung := self.rung()) is not None:
-            self._values[metrics.RUNG] = float(rung)
+        self._values |= self.own_values()
         if self.landing is not None and self.counts:
             self._values[metrics.ROUND_STEPS] = float(self.landing.own)
         if crossed:
