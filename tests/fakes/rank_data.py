@@ -86,8 +86,7 @@ class RankData:
             self.sampler.divide(step, parts)
         self.divided = state["divided"]
         admitted = self.history.own_entry(0.0)
-        assert admitted is not None, "it was let in"
-        self.rung = admitted.rung
+        self.rung = AS_LAUNCHED if admitted is None else admitted.rung
         self.history.note_state(self.divided, self.rung.number)
 
     def use(self, step: int) -> list[int]:
