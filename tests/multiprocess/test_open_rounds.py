@@ -15,6 +15,7 @@ from tests.multiprocess.harness import (
     kill,
     topology_yaml,
 )
+from tests.multiprocess.test_coordinator_restart import Deployment
 from tests.multiprocess.test_local_regimes import values_of
 from tests.multiprocess.test_lost_site import is_training, victim
 
@@ -125,3 +126,26 @@ def test_a_site_is_lost_while_another_stands_and_comes_back_later(run: Bench) ->
     assert "site.returned" in [each["kind"] for each in events]
     check_samples(run, "ab")
     run.wait_for_nothing_left(15.0)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(300)
+def test_a_coordinator_is_killed_while_a_site_stands(run: Bench) -> None:
+    """The others go on, and write checkpoints meanwhile in which that site has no part."""
+    steps, stands_at, until = 25 * SYNC_EVERY, 3 * SYNC_EVERY + 3, 18 * SYNC_EVERY
+    progress = run.folder / "progress"
+    keys = ", ".join(each.removeprefix("regime.").replace("=", ": ") for each in SETTINGS[1::2])
+    more = script_of(run, "progress", steps, stands_at, until)
+    more += f"regime: {{{keys}}}\ncheckpoint: {{every: 2s, keep: 99, to: {run.folder}/stored}}\n"
+    deployed = Deployment(run, steps=1, more=more)
+
+    def has_passed_over() -> bool:
+        reached = progress / "a"
+        return reached.exists() and int(reached.read_text()) >= stands_at + 2 * SYNC_EVERY
+
+    run.wait_for("rounds without site b", has_passed_over, 100)
+    deployed.kill()
+    deployed.start(deployed.address)
+    done = deployed.isthmus("wait", "one", "--timeout", "100s")
+    assert done.code == 0, f"{done.out}\n{done.err}\n{run.logs()}"
+    assert stored_without_b(run), "a checkpoint fell due while it stood"
