@@ -7,7 +7,6 @@ is an event that people wait for (webhooks, and any tool that has a place for it
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from isthmus.orchestrator.core.run_record import Measurement, RunRecord
 from isthmus.orchestrator.exporters import families
 from isthmus.orchestrator.exporters.families import Family
 from isthmus.orchestrator.runs.facts import link_facts, total_facts
+from isthmus.orchestrator.runs.told_facts import described
 from isthmus.protos import metrics
 from isthmus.topology.spec.run_spec import RunSpec
 
@@ -286,7 +286,7 @@ class RunFigures:
             if pair not in measured:
                 continue
             latest = measured[pair]
-            facts = link_facts(dataclasses.asdict(link), latest, active_s=None, step_s=None)
+            facts = link_facts(described(link), latest, active_s=None, step_s=None)
             yield Sample(families.SENT_BYTES, pair, facts.sent_bytes or 0.0)
             yield Sample(families.RAW_BYTES, pair, facts.raw_bytes or 0.0)
             if latest[metrics.LIMITED_S] > 0:

@@ -11,6 +11,7 @@ from isthmus.orchestrator.core.run_metrics import SiteMetrics
 from isthmus.orchestrator.runs.facts import LinkFacts, SiteFacts, facts_of_site, known, link_facts
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
+from isthmus.topology.spec.world import Link
 
 _TOTALS = {
     "steps": metrics.STEP,
@@ -57,7 +58,7 @@ def told_links(run: control_pb2.Run) -> list[LinkFacts]:
     ]
 
 
-def described(link: control_pb2.LinkStatus) -> dict[str, Any]:
+def described(link: control_pb2.LinkStatus | Link) -> dict[str, Any]:
     """Return a link as the journal describes it."""
     return {
         "source": link.source,

@@ -40,11 +40,13 @@ class MarkedProcesses:
     def pids(self, *words: str) -> list[int]:
         """Return whose command line holds all `words`, lowest first."""
         # A leash becomes its command, so the words never match it for longer than an instant.
-        return sorted(
+        found = [
             pid
             for pid, command in self.living().items()
             if all(word in command for word in words) and "isthmus.sites.leash" not in command
-        )
+        ]
+        # A child that is still a copy of its parent is about to become its command, too.
+        return sorted(pid for pid in found if _parent(pid) not in found)
 
     def wait_gone(self, within_s: float = DEADLINE_S) -> None:
         """Wait until none lives: strangers' processes, so there is nothing to wait on."""
@@ -71,6 +73,12 @@ def kill_if_there(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
+
+
+def _parent(pid: int) -> int:
+    """Return a process's parent; 0 of one that has ended."""
+    fields = _read(Path(f"/proc/{pid}/stat")).rpartition(b")")[2].split()
+    return int(fields[1]) if fields else 0
 
 
 def _read(path: Path) -> bytes:

@@ -64,7 +64,7 @@ def test_a_site_that_computes_wrongly_is_dropped_and_waits_for_its_operator(run:
     notes = "\n".join(result.envelope["data"]["notes"])
     assert "the run continues without site b: rank 0 of site b exited with status 1" in notes
     assert "computed wrong gradients of one micro-batch: 3.weight" in notes
-    assert "`isthmus sites add b` starts it again" in notes
+    assert "`isthmus sites add b` starts the site again" in notes
     assert "site.returning" not in run.isthmus("events", "--json").check().out
     left = saved(run)
     assert left.keys() == {"a0", "c0"}

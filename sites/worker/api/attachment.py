@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from isthmus.protos import metrics
+from isthmus.protos.failure import text_of
 from isthmus.sites.worker.api.averaging import Averaging
 from isthmus.sites.worker.api.own_machine import arithmetic_of, place_of
 from isthmus.sites.worker.api.records import Records
@@ -572,7 +573,7 @@ class Attachment:
             if replicas:
                 check_agreed(replicas, "delayed")
         except TypeError as error:
-            return str(error)
+            return text_of(error)
         return ""
 
     def _ladder(self, hook: AgreedHook, models: Sequence[nn.Module]) -> Ladder:
