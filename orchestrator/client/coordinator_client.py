@@ -299,6 +299,8 @@ class Client:
                 raise CoordinatorUnreachableError(
                     self.address, f"silent for {self._call_s:g} s"
                 ) from error
+            if status == grpc.StatusCode.CANCELLED:  # what we cancel, nobody waits for
+                raise CoordinatorUnreachableError(self.address, "it stopped serving") from error
             if status == grpc.StatusCode.INVALID_ARGUMENT and invalid is not None:
                 raise invalid(detail) from error
             raise error_for(status, detail) from error

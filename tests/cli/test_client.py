@@ -87,6 +87,16 @@ def test_nobody_there() -> None:
             list(client.read_events("", follow=True))
 
 
+def test_a_server_that_stops_is_not_there(coordinator: ScriptedCoordinator) -> None:
+    coordinator.refuses_with = (grpc.StatusCode.CANCELLED, "CANCELLED")
+    with (
+        serving(coordinator) as address,
+        Client(address) as client,
+        pytest.raises(CoordinatorUnreachableError, match=f"{address}: it stopped serving"),
+    ):
+        client.get_run("r1")
+
+
 def test_no_such_run_and_a_conflict(coordinator: ScriptedCoordinator) -> None:
     with serving(coordinator) as address, Client(address) as client:
         with pytest.raises(NotFoundError, match="r9"):
