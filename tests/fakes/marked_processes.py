@@ -40,13 +40,15 @@ class MarkedProcesses:
     def pids(self, *words: str) -> list[int]:
         """Return whose command line holds all `words`, lowest first."""
         # A leash becomes its command, so the words never match it for longer than an instant.
-        found = [
+        # So does a child that is still a copy of its parent.
+        living = self.living()
+        return sorted(
             pid
-            for pid, command in self.living().items()
-            if all(word in command for word in words) and "isthmus.sites.leash" not in command
-        ]
-        # A child that is still a copy of its parent is about to become its command, too.
-        return sorted(pid for pid in found if _parent(pid) not in found)
+            for pid, command in living.items()
+            if all(word in command for word in words)
+            and "isthmus.sites.leash" not in command
+            and living.get(_parent(pid)) != command
+        )
 
     def wait_gone(self, within_s: float = DEADLINE_S) -> None:
         """Wait until none lives: strangers' processes, so there is nothing to wait on."""
