@@ -21,13 +21,13 @@ _ALL_FLAGS: Final = -1
 
 
 def ask_for(context: ssl.SSLContext) -> None:
-    """Have the kernel encrypt a context's connections where it and OpenSSL can."""
+    """Ask the kernel to encrypt a context's connections, where it and OpenSSL can."""
     if ssl.OPENSSL_VERSION_INFO >= _FIRST_OPENSSL:
         context.options |= OPTION
 
 
 def what_lacks() -> str | None:
-    """Return what this machine lacks for it; None: nothing."""
+    """Return what this machine lacks for TLS by the kernel; None: nothing."""
     return missing(kernel_has=_kernel_has(), openssl_has=_openssl_has())
 
 

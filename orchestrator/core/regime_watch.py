@@ -42,9 +42,9 @@ class Move:
     step_s: float = 1.0
     """Measured seconds of a step."""
     after_s: float = 1.0
-    """Expected of one in that regime."""
+    """Expected seconds of a step in that regime."""
     busy_s: float = 0.0
-    """Of these, what no link changes."""
+    """The part of `after_s` that no link changes."""
     is_forced: bool = False
     """A script cannot train in the present regime: nothing is waited for."""
 
@@ -63,23 +63,23 @@ class _Steps:
 
 
 class RegimeWatch:
-    """All sites of a run."""
+    """Finds the regime that a run should have, by what its steps wait for exchanges."""
 
     def __init__(self, spec: RunSpec, settings: Replan) -> None:
         """Know no steps."""
         self._ladder, self._settings = spec.ladder, settings
         self._place = 0
-        """Of the present regime in the ladder."""
+        """The place of the present regime in the ladder."""
         self._members: tuple[str, ...] = ()
         self._steps: dict[str, _Steps] = {}
         self._unable: set[str] = set()
         """Sites whose scripts keep sync."""
         self._hidden_s = 0.0
-        """Of the latest step in sync."""
+        """How much of an exchange the latest step in sync hid."""
         self._since_s: float | None = None
         """When another regime began to be the one to have."""
         self._is_up = False
-        """That is a more exact one."""
+        """Whether the regime to have is a more exact one than the present."""
         self._found: Move | None = None
         self._is_due = False
 
@@ -128,7 +128,7 @@ class RegimeWatch:
         return self._found
 
     def let_be(self) -> None:
-        """What there is has been decided on: look anew."""
+        """Forget what was found, for it has been decided on, and look anew."""
         self._found, self._since_s, self._is_due = None, None, False
 
     def _best(self) -> Move | None:

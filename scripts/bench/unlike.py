@@ -20,11 +20,11 @@ from scripts.bench.launched import Records, launched, of_kind
 
 SPEEDS = {"fast": 1.0, "mid": 0.7, "slow": 0.4}
 SEQUENCES = 84
-"""Of a step, over all sites; each begins with a third."""
+"""Sequences of a step at all sites together; each site begins with a third of them."""
 WANTED = 0.97
 CONTEXT = 32
 STEPS = 10
-"""That have to have it, before a run has arrived there."""
+"""Consecutive steps that must have WANTED, before a run counts as arrived."""
 TOPOLOGY = """
 version: 1
 name: unlike

@@ -73,10 +73,10 @@ def stores(run: Bench, every: str) -> list[str]:
 def stored_without_b(run: Bench) -> dict[int, str]:
     """Return where checkpoints are that were written while site b stood, by step."""
     found = {}
-    for each in checkpoints_in(str(run.folder / "stored" / "one")):
-        manifest = each.manifest()
+    for checkpoint in checkpoints_in(str(run.folder / "stored" / "one")):
+        manifest = checkpoint.manifest()
         if "b" not in manifest.ranks:
-            found[manifest.step] = each.place
+            found[manifest.step] = checkpoint.place
     return found
 
 

@@ -86,10 +86,10 @@ def samples_of(progress: Path, records: Records) -> Counter[int]:
     """Return how often each sample was used: where its step has counted its site's part."""
     tokens: dict[int, float] = {}
     parts: dict[int, dict[str, float]] = {}
-    for each in records:
-        values = each["values"]
-        tokens[each["step"]] = values["tokens"]
-        parts.setdefault(each["step"], {})[each["site"]] = values["site_tokens"]
+    for record in records:
+        values = record["values"]
+        tokens[record["step"]] = values["tokens"]
+        parts.setdefault(record["step"], {})[record["site"]] = values["site_tokens"]
     used: Counter[int] = Counter()
     for path in progress.glob("*-0.jsonl"):
         site = path.name[0]

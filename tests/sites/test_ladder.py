@@ -226,8 +226,8 @@ def test_what_no_other_regime_trains_keeps_sync(
     site.attach(model, own)
     site._parts.attachment.change_regime(Rung(1, DELAYED))
     backward(loss_of(model, 1))
-    for each in own:
-        each.step()
+    for optimizer in own:
+        optimizer.step()
     site._parts.steps.flush()
     assert not any(metrics.RUNG in values for *_, values in link.metrics)
     ((_, reason),) = link.reasons
@@ -361,10 +361,10 @@ class Sites:
 
     def average_moments(self) -> None:
         """Have all sites' inner optimizers have the mean, weighted by the last round's tokens."""
-        for each in zip(*(model.parameters() for model in self.models), strict=True):
+        for at_sites in zip(*(model.parameters() for model in self.models), strict=True):
             states = [
                 optimizer.state[parameter]
-                for optimizer, parameter in zip(self.optimizers, each, strict=True)
+                for optimizer, parameter in zip(self.optimizers, at_sites, strict=True)
             ]
             mean = torch.stack(
                 [

@@ -606,13 +606,13 @@ class Attachment:
             self._now.ladder.begin_at(rung)
 
     def _note_regime(self, regime: Regime) -> None:
-        """Have others know that a regime begins."""
+        """Tell whoever counts by the regime that another one begins."""
         is_delayed = regime.kind == "delayed"
         self._averaging.missing_sites.delay_steps = 1 if is_delayed else regime.delay
         self._steps.verify_every = self._context.welcome.verify_every * regime.sync_every
 
     def _is_any(self, is_here: bool) -> bool:
-        """Whether something is so at any rank of any site: a collective of all."""
+        """Return whether `is_here` holds at any rank of any site: a collective of all."""
         return bool(self._averaging.largest(int(is_here), limit=1))
 
     def _begin_loop(

@@ -107,8 +107,8 @@ def watch_scaler(optimizers: Iterable[Optimizer], note: Callable[[], None]) -> C
     _watching.update(dict.fromkeys(watched, note))
 
     def end() -> None:
-        for each in watched:
-            _watching.pop(each, None)
+        for optimizer in watched:
+            _watching.pop(optimizer, None)
 
     return end
 

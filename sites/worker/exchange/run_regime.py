@@ -10,7 +10,7 @@ class RunRegime:
     """Changes after the same step at all ranks of all sites. For the training thread."""
 
     def __init__(self, spec: RunSpec) -> None:
-        """Begin with the job's."""
+        """Begin with the job's regime."""
         self._spec = spec
         self.now: Regime = spec.job.regime
         """The regime of the next step."""
@@ -18,12 +18,12 @@ class RunRegime:
         """The regime to go over to, as soon as the present one has come to its end."""
 
     def stay(self) -> None:
-        """Have the job's for good."""
+        """Keep the job's regime for good."""
         self.now = self.wanted = self._spec.job.regime
 
     @property
     def may_change(self) -> bool:
-        """Whether the job permits that it changes."""
+        """Whether the job permits another regime."""
         return bool(self._spec.rungs)
 
     @property

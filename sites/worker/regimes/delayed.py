@@ -193,7 +193,7 @@ class Delayed:
         self._stepping = None
 
     def begin_end(self) -> bool:
-        """Have the next step apply what is under way, and its own gradient: then nothing is."""
+        """Let the next step apply the gradient under way and its own, so that none is left."""
         self._is_last = self._sent is not None or self._restored is not None
         return self._is_last
 
