@@ -30,7 +30,16 @@ from isthmus.orchestrator.evidence.bench.allreduce_baselines import (
 from isthmus.protos.own_processes import entered
 from isthmus.sites.bench.gateways import cpu_s
 from isthmus.sites.gateway.config import HELD_BYTES
-from scripts.bench.gateways import DEADLINE_S, SITES, Setting, both, emulated, numbers, pair
+from scripts.bench.gateways import (
+    DEADLINE_S,
+    SITES,
+    Setting,
+    both,
+    chosen_chunk,
+    emulated,
+    numbers,
+    pair,
+)
 
 PORT: Final = 7788
 NAP_US: Final = 5000
@@ -43,7 +52,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rates", type=numbers, default=[1000, 400], help="Mbit/s")
     parser.add_argument("--rtts", type=numbers, default=[20, 60], help="ms, one for each rate")
     parser.add_argument("--codecs", default="fp32", help="of gateways, as fp32,int8")
-    parser.add_argument("--chunks-kib", type=numbers, default=[512], help="of gateways, as 128,512")
+    parser.add_argument(
+        "--chunks-kib", type=numbers, help="of gateways, as 128,512; else as they choose"
+    )
     parser.add_argument("--tls", action="store_true", help="of gateways, beside those without")
     parser.add_argument("--mib", type=int, default=64, help="of float32 a round")
     parser.add_argument("--warmup", type=int, default=3, help="rounds")
@@ -70,10 +81,10 @@ def _link(program: Path, rate: float, rtt_ms: float, options: argparse.Namespace
         "Gloo": (setting, _gloo),
     }
     for codec, chunk_kib, has_tls in itertools.product(
-        options.codecs.split(","), options.chunks_kib, [False, True][: 1 + options.tls]
+        options.codecs.split(","), options.chunks_kib or [None], [False, True][: 1 + options.tls]
     ):
         plain = _setting(rate, rtt_ms, codec, chunk_kib, options)
-        name = f"{codec} {chunk_kib:.0f} KiB" + " TLS" * has_tls
+        name = f"{codec} {plain.chunk_bytes >> 10} KiB" + " TLS" * has_tls
         rivals[name] = dataclasses.replace(plain, has_tls=has_tls), _gateways
     cpu_of: dict[str, list[float]] = {name: [] for name in rivals}
     lasted: dict[str, list[float]] = {name: [] for name in rivals}
@@ -98,14 +109,15 @@ def _places(
 
 
 def _setting(
-    rate: float, rtt_ms: float, codec: str, chunk_kib: float, options: argparse.Namespace
+    rate: float, rtt_ms: float, codec: str, chunk_kib: float | None, options: argparse.Namespace
 ) -> Setting:
+    bits_per_s, rtt_s = rate * 1e6, rtt_ms / 1e3
     return Setting(
-        bits_per_s=rate * 1e6,
-        rtt_s=rtt_ms / 1e3,
+        bits_per_s=bits_per_s,
+        rtt_s=rtt_s,
         codec=codec,
         channels=None,
-        chunk_bytes=int(chunk_kib) << 10,
+        chunk_bytes=int(chunk_kib) << 10 if chunk_kib else chosen_chunk(codec, bits_per_s, rtt_s),
         held_bytes=HELD_BYTES,
         num_buckets=16,
         num_bytes=options.mib << 20,

@@ -42,6 +42,7 @@ from isthmus.sites.local.chunk_grid import shard_numel
 from isthmus.sites.local.rank_messages import Reduce, Region
 from isthmus.sites.local.regions import create_region
 from isthmus.sites.worker.exchange.gateway_link import GatewayLink
+from isthmus.topology.spec.job import Exchange
 from isthmus.topology.spec.reduction_plan import ReductionPlan
 from isthmus.topology.trees.codec_costs import RATIOS
 from isthmus.topology.trees.wire_load import chunk_bytes_for
@@ -96,8 +97,7 @@ def run(options: argparse.Namespace) -> int:
             rtt_s=rtt_s,
             codec=options.codec,
             channels=options.channels,
-            chunk_bytes=chunk_bytes
-            or chunk_bytes_for(1 << 20, options.codec, bits_per_s / 8, rtt_s, is_gather=True),
+            chunk_bytes=chunk_bytes or chosen_chunk(options.codec, bits_per_s, rtt_s),
             num_buckets=options.buckets,
             num_bytes=options.mib << 20,
             held_bytes=options.held_mib << 20,
@@ -107,6 +107,12 @@ def run(options: argparse.Namespace) -> int:
         )
         print(f"{rate:6.0f} {rtt_ms:4.0f} {num_lanes:5.0f} | {row(setting, options)}", flush=True)
     return 0
+
+
+def chosen_chunk(codec: str, bits_per_s: float, rtt_s: float) -> int:
+    """Return the chunk size in bytes of a job that leaves it open, between two sites."""
+    most_bytes = Exchange().chunk_bytes
+    return chunk_bytes_for(most_bytes, codec, bits_per_s / 8, rtt_s, is_gather=True)
 
 
 def row(setting: Setting, options: argparse.Namespace) -> str:

@@ -27,8 +27,7 @@ from isthmus.orchestrator.emulator.emulator_config import NetnsConfig
 from isthmus.orchestrator.emulator.link_shape import LinkShape
 from isthmus.sites.gateway.config import HELD_BYTES
 from isthmus.topology.spec.world import CrossTraffic
-from isthmus.topology.trees.wire_load import chunk_bytes_for
-from scripts.bench.gateways import PAYLOAD_SHARE, SITES, Setting, both, pair
+from scripts.bench.gateways import PAYLOAD_SHARE, SITES, Setting, both, chosen_chunk, pair
 
 Changes = Mapping[str, Mapping[str, float]]
 """By module of `sites/gateway/links/congestion`, the new value of each constant."""
@@ -86,14 +85,13 @@ class Condition:
     def setting(self) -> Setting:
         """The setting of the two gateways."""
         bits_per_s, rtt_s = self.mbit_per_s * 1e6, self.rtt_ms / 1e3
-        told_bytes_per_s = self.described * bits_per_s / 8
         return Setting(
             bits_per_s=bits_per_s,
             rtt_s=rtt_s,
             described=self.described,
             codec="fp32",
             channels=None,
-            chunk_bytes=chunk_bytes_for(1 << 20, "fp32", told_bytes_per_s, rtt_s, is_gather=True),
+            chunk_bytes=chosen_chunk("fp32", self.described * bits_per_s, rtt_s),
             held_bytes=HELD_BYTES,
             num_buckets=1,
             num_bytes=self.mib << 20,

@@ -188,7 +188,7 @@ def test_a_job_that_does_not_is_not(
         ("sequences: 4", "sequences: 5", "the sequences add up to 13, and trainer.global_batch"),
         ("site: b", "site: bb", "unknown site 'bb' (did you mean 'b'?)"),
         ("tree: gather", "tree: star\n    hub: c", "unknown site 'c'"),
-        ("chunk: 1MiB", "chunk: 1KiB", "want 64KiB to 16MiB"),
+        ("chunk: 2MiB", "chunk: 1KiB", "want 64KiB to 16MiB"),
     ],
 )
 def test_edited_decisions_are_checked_at_the_plans_lines(

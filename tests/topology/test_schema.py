@@ -27,5 +27,5 @@ def test_a_schema_speaks_the_files_language() -> None:
     assert link["properties"]["jitter"]["default"] == "0s"
     period = schema("topology")["$defs"]["PeriodModel"]
     assert set(period["properties"]) == {"from", "to", "share"}
-    assert schema("job")["$defs"]["ExchangeModel"]["properties"]["chunk"]["default"] == "1MiB"
+    assert schema("job")["$defs"]["ExchangeModel"]["properties"]["chunk"]["default"] == "2MiB"
     assert "null" not in schema_text("topology") + schema_text("job")

@@ -122,7 +122,7 @@ class Exchange(Section):
     """Factor on what is added, in each round: 0.95, say."""
     non_finite: Annotated[str, choice(NON_FINITE)] = "carry"
     """A NaN or an infinity among the gradients crosses unchanged, or ends the run."""
-    chunk_bytes: Annotated[int, Key("chunk"), CHUNK] = 1 << 20
+    chunk_bytes: Annotated[int, Key("chunk"), CHUNK] = 2 << 20
     """Of float32, before the codec: 64KiB to 16MiB. Unit of checksums, scheduling and
     reduction."""
     is_cut: Annotated[bool, Unwritten] = field(default=False, compare=False)
