@@ -77,6 +77,7 @@ def test_a_run_leaves_sync_while_its_link_is_narrow(run: Bench) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(500)
+@UNDER_BOTH_SECURITIES
 def test_a_site_comes_back_in_the_regime_of_the_others(run: Bench) -> None:
     """It begins in sync by its job, and is told better."""
     topology = topology_yaml(

@@ -13,6 +13,7 @@ from tests.multiprocess.harness import (
     Bench,
     job_yaml,
     kill,
+    metrics_of,
     topology_yaml,
 )
 from tests.multiprocess.test_coordinator_restart import Deployment
@@ -130,10 +131,10 @@ def test_a_site_is_lost_while_another_stands_and_comes_back_later(run: Bench) ->
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(300)
-def test_a_coordinator_is_killed_while_a_site_stands(run: Bench) -> None:
-    """The others go on, and write checkpoints meanwhile in which that site has no part."""
+def test_a_coordinator_is_killed_in_a_round_and_another_run_goes_on(run: Bench) -> None:
+    """From a checkpoint in which the site that stood has no part. No sample is used twice."""
     steps, stands_at, until = 25 * SYNC_EVERY, 3 * SYNC_EVERY + 3, 18 * SYNC_EVERY
-    progress = run.folder / "progress"
+    progress, other = run.folder / "progress", run.folder / "other"
     keys = ", ".join(each.removeprefix("regime.").replace("=", ": ") for each in SETTINGS[1::2])
     more = script_of(run, "progress", steps, stands_at, until)
     more += f"regime: {{{keys}}}\ncheckpoint: {{every: 2s, keep: 99, to: {run.folder}/stored}}\n"
@@ -148,4 +149,16 @@ def test_a_coordinator_is_killed_while_a_site_stands(run: Bench) -> None:
     deployed.start(deployed.address)
     done = deployed.isthmus("wait", "one", "--timeout", "100s")
     assert done.code == 0, f"{done.out}\n{done.err}\n{run.logs()}"
-    assert stored_without_b(run), "a checkpoint fell due while it stood"
+    before = metrics_of(deployed.state / "runs" / "one")
+
+    first, place = min(stored_without_b(run).items())
+    words = json.dumps([*map(str, (steps, steps, steps)), str(other)])
+    settings = ["--set", f"arguments={words}", "--set", f"checkpoint.resume={place}"]
+    run.isthmus("launch", str(run.folder / "job.yaml"), "--run-id", "two", *settings).check()
+    used = []
+    for site in "ab":
+        counted = counted_in(before, site).items()
+        until_then = {step: taken for step, taken in counted if step <= first}
+        used += samples_of(progress, until_then, site)
+        used += samples_of(other, counted_in(run.metrics("two"), site), site)
+    assert len(set(used)) == len(used), "twice"
