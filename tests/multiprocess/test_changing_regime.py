@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,15 @@ import pytest
 from isthmus.orchestrator.coordinator.journal import JournalReader
 from isthmus.orchestrator.core.journaled_run import RecordedEvent, fold
 from isthmus.protos import metrics
-from tests.multiprocess.harness import RUN_S, UNDER_BOTH_SECURITIES, Bench, kill, topology_yaml
+from tests.multiprocess.harness import (
+    RUN_S,
+    UNDER_BOTH_SECURITIES,
+    Bench,
+    kill,
+    metrics_of,
+    topology_yaml,
+)
+from tests.multiprocess.test_coordinator_restart import Deployment
 from tests.multiprocess.test_lost_site import victim
 
 JOB = """
@@ -41,6 +50,10 @@ faults:
   - {at: 5s, link: [a, c], rate: 2Mbit/s}
   - {at: 5s, link: [b, c], rate: 2Mbit/s}
 """
+STEPS = 3000
+OF_SHORT_STEPS = JOB.replace("steps: 100000", f"steps: {STEPS}").replace("768", "12")
+"""Where a step takes less time than its exchange on loopback."""
+RUNGS = ["sync", "delayed", "diloco"]
 STEPS_AFTER = 5
 """In the regime that is waited for, before something else happens."""
 
@@ -107,6 +120,32 @@ def test_a_site_comes_back_in_the_regime_of_the_others(run: Bench) -> None:
     assert place in rungs_of(run, "c")[num_before:], "the one that the others had"
 
 
+@pytest.mark.multiprocess
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@UNDER_BOTH_SECURITIES
+def test_the_next_coordinator_goes_on_in_the_regime_of_the_run(run: Bench) -> None:
+    """The coordinator is killed when the run has left sync; a lower rung is in the journal."""
+    deployed = Deployment(run, OF_SHORT_STEPS)
+    folder = deployed.state / "runs" / "one"
+    run.wait_for("another regime", lambda: any(rungs_in(folder, "a")), 100.0)
+    deployed.kill()
+    deployed.start(deployed.address)
+    done = deployed.isthmus("wait", "one", "--timeout", "150s")
+    assert done.code == 0, f"{done.out}\n{done.err}\n{run.logs()}"
+    with JournalReader(deployed.state) as journal:
+        events = journal.events("one")
+    assert [each.kind for each in events].count("run.resumed") == 1
+    resumed = next(at for at, each in enumerate(events) if each.kind == "run.resumed")
+    before = moves_of(events[:resumed])[-1]["regime"]
+    after = moves_of(events[resumed:])
+    for site in "ab":
+        rungs = rungs_in(folder, site)
+        assert rungs[-1] == (RUNGS.index(after[-1]["regime"] if after else before)), rungs
+        assert len(rungs) == STEPS
+
+
 def recorded(run: Bench) -> list[RecordedEvent]:
     with JournalReader(run.run_folder()) as journal:
         return journal.events(run.run_folder().name)
@@ -118,7 +157,14 @@ def moves_of(events: list[RecordedEvent]) -> list[dict[str, Any]]:
 
 def rungs_of(run: Bench, site: str) -> list[float]:
     """Return the place in the ladder of each step that a site has told."""
-    steps = [each for each in run.metrics() if (each["kind"], each["site"]) == ("step", site)]
+    return rungs_in(run.run_folder(), site)
+
+
+def rungs_in(folder: Path, site: str) -> list[float]:
+    """Return the same of a run's folder."""
+    if not (folder / "metrics.jsonl").exists():
+        return []
+    steps = [each for each in metrics_of(folder) if (each["kind"], each["site"]) == ("step", site)]
     return [each["values"][metrics.RUNG] for each in steps]
 
 

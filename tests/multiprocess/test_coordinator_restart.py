@@ -17,18 +17,17 @@ class Deployment:
     def __init__(
         self,
         run: Bench,
-        steps: int,
-        more: str = "",
+        job: str,
         *,
         sites: int = 2,
         min_sites: int | None = None,
     ) -> None:
-        """Launch a job; `more` is added to it."""
+        """Launch a job."""
         self.run = run
         topology = topology_yaml(
             [(1, 1)] * sites, emulate=False, detect_within="5s", min_sites=min_sites
         )
-        job = run.write(topology, job_yaml(steps=steps) + more)
+        path = run.write(topology, job)
         self.topology = str(run.folder / "topology.yaml")
         self.state = run.folder / "coordinator"
         self.address = self.start("127.0.0.4:0")
@@ -38,7 +37,7 @@ class Deployment:
                 *("--topology", self.topology, "--state", str(run.folder / f"agent-{site}")),
             )
         launched = self.isthmus(
-            *("launch", str(job), "--run-id", "one", "--detach", "--coordinator", self.address)
+            *("launch", str(path), "--run-id", "one", "--detach", "--coordinator", self.address)
         )
         assert launched.code == 0, launched.err
 
@@ -88,7 +87,7 @@ class Deployment:
 
 @pytest.mark.exhaustive
 def test_the_same_run_succeeds_and_no_step_is_lost(run: Bench) -> None:
-    deployed = Deployment(run, steps=600)
+    deployed = Deployment(run, job_yaml(steps=600))
     run.wait_for("first steps", lambda: len(deployed.steps()) > 40)
     deployed.kill()
     text = topology_yaml([(1, 1), (1, 1)], emulate=False, rtt="77ms")
@@ -102,7 +101,7 @@ def test_the_same_run_succeeds_and_no_step_is_lost(run: Bench) -> None:
 
 @pytest.mark.exhaustive
 def test_what_ended_meanwhile_is_told_to_the_next_coordinator(run: Bench) -> None:
-    deployed = Deployment(run, steps=1000)
+    deployed = Deployment(run, job_yaml(steps=1000))
     run.wait_for("first steps", lambda: len(deployed.steps()) > 40)
     deployed.kill()
     assert run.pids("isthmus.sites.node.rank")

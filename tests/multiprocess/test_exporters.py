@@ -134,7 +134,7 @@ def test_after_a_killed_coordinator_every_step_is_there_once(run: Bench) -> None
             "  tensorboard: {folder: tb}\n"
             f"  webhook: {{url: '{hook.url}', on: [lost, failure, end]}}\n"
         )
-        deployed = Deployment(run, 400, section)
+        deployed = Deployment(run, job_yaml(steps=400) + section)
         folder = deployed.state / "runs" / "one"
         run.wait_for("first steps", lambda: len(deployed.steps()) > 40)
         run.wait_for("event files", lambda: (run.folder / "tb").exists())

@@ -138,7 +138,7 @@ def test_a_coordinator_is_killed_in_a_round_and_another_run_goes_on(run: Bench) 
     keys = ", ".join(each.removeprefix("regime.").replace("=", ": ") for each in SETTINGS[1::2])
     more = script_of(run, "progress", steps, stands_at, until)
     more += f"regime: {{{keys}}}\ncheckpoint: {{every: 2s, keep: 99, to: {run.folder}/stored}}\n"
-    deployed = Deployment(run, steps=1, more=more)
+    deployed = Deployment(run, job_yaml(steps=1) + more)
 
     def has_passed_over() -> bool:
         reached = progress / "a"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from isthmus.protos.checkpoint.store import checkpoint_name, checkpoints_in
-from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, kill, metrics_of
+from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, job_yaml, kill, metrics_of
 from tests.multiprocess.test_coordinator_restart import Deployment
 from tests.multiprocess.test_lost_site import victim
 from tests.sites.test_sharded_checkpoints import everything
@@ -35,7 +35,7 @@ def test_shares_follow_through_a_loss_a_return_a_coordinators_end_and_a_resume(r
         "plan: {sites: all, replan: {shares: follow, lasting: 1s}}\n"
         f"checkpoint: {{every: {EVERY} steps, keep: 99, to: {stored}}}\n"
     )
-    deployed = Deployment(run, STEPS, more, sites=3, min_sites=1)
+    deployed = Deployment(run, job_yaml(steps=STEPS) + more, sites=3, min_sites=1)
 
     def told(kind: str) -> int:
         events = deployed.isthmus("events", "one").envelope["data"]["events"]
