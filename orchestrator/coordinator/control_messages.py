@@ -87,6 +87,7 @@ def run_message(
         position=position,
         num_steps=view.num_steps,
         codec=view.codec,
+        regime=view.regime,
         slow=control_pb2.SlowSite(**slow) if (slow := progress.get("slow")) else None,
         slow_ranks=[control_pb2.SlowSite(**each) for each in progress.get("slow_ranks", ())],
         loss_curve=progress.get("loss_curve", ()),

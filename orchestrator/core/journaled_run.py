@@ -186,6 +186,11 @@ class JournaledRun:
         return str(self.about.get("codec", ""))
 
     @property
+    def regime(self) -> str:
+        """The kind of regime that it went over to; empty: it has its job's."""
+        return self.epochs.epoch.rung.kind
+
+    @property
     def begin_with(self) -> tuple[str, ...]:
         """The sites that the run begins with."""
         return tuple(self.about.get("begin_with", self.about.get("sites", ())))

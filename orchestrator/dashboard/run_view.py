@@ -180,12 +180,12 @@ def _links(
 
 
 def _plan(described: Described, run: control_pb2.Run) -> dict[str, Any]:
-    """Return what was decided: regime, codec, and the trees that the run was submitted with."""
+    """Return what was decided: the present regime, codec, and the trees of the submission."""
     job, reduction = described.job, described.reduction
     codecs = list(reduction.codecs) if reduction is not None else []
     codec = job.exchange.codec if job is not None else run.codec
     return {
-        "regime": job.regime.in_words() if job is not None else None,
+        "regime": run.regime or (None if job is None else job.regime.in_words()),
         "codec": codec or None,
         "codecs": codecs,
         "reduction": reduction.plan.why if reduction is not None else None,

@@ -283,6 +283,7 @@ def summarise(record: RunRecord, *, active_s: float, verified_steps: int) -> dic
         "slow_sites": [slow_json(each) for each in measured.slow],
         "slow_ranks": [slow_json(each) for each in measured.slow_ranks],
         "codec": view.codec,
+        "regime": view.regime or None,
         "active_s": active_s,
         "sites": [to_json(site) for site in site_facts(measured).values()],
         "links": [

@@ -13,6 +13,7 @@ from isthmus.orchestrator.core.journaled_run import JournaledRun
 from isthmus.orchestrator.core.run_metrics import RunMetrics
 from isthmus.orchestrator.runs.facts import LinkFacts, SiteFacts, TotalFacts, site_facts, to_json
 from isthmus.protos.control.v1 import control_pb2
+from isthmus.topology.spec.regime import AS_LAUNCHED, Rung
 
 API = Path(__file__).resolve().parents[2] / "docs" / "dashboard.md"
 
@@ -60,6 +61,14 @@ def test_status_has_the_figures_of_sites_that_the_summary_has() -> None:
     assert (own[0]["num_steps"], own[0]["tokens"], own[0]["step_s"]) == (2, 12.0, 4.0)
     assert sites[0].keys() - own[0].keys() == {"state", "host"}
     assert [site.figures for site in RunStatus.of(run).sites] == own
+
+
+@pytest.mark.parametrize("rung", [AS_LAUNCHED, Rung(3, "delayed")])
+def test_a_run_tells_the_regime_that_it_went_over_to(rung: Rung) -> None:
+    begun = JournaledRun("r1", ("a", "b"))
+    gone_over = dataclasses.replace(begun.epochs.epoch, rung=rung)
+    run = run_message(JournaledRun("r1", ("a", "b"), gone_over), {})
+    assert run.regime == rung.kind
 
 
 def test_figures_of_the_summary_count_where_it_is_there() -> None:

@@ -1692,6 +1692,7 @@ class Run(google.protobuf.message.Message):
     CODEC_FIELD_NUMBER: builtins.int
     SLOW_FIELD_NUMBER: builtins.int
     SLOW_RANKS_FIELD_NUMBER: builtins.int
+    REGIME_FIELD_NUMBER: builtins.int
     CERTIFICATES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     name: builtins.str
@@ -1715,6 +1716,8 @@ class Run(google.protobuf.message.Message):
     """steps that the job makes; 0: its script decides"""
     codec: builtins.str
     """of the exchange; empty: links have their own"""
+    regime: builtins.str
+    """that the run went over to; empty: it has its job's"""
     @property
     def failure(self) -> global___Failure:
         """the first failure that is no consequence, if any"""
@@ -1783,10 +1786,11 @@ class Run(google.protobuf.message.Message):
         codec: builtins.str = ...,
         slow: global___SlowSite | None = ...,
         slow_ranks: collections.abc.Iterable[global___SlowSite] | None = ...,
+        regime: builtins.str = ...,
         certificates: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["failure", b"failure", "slow", b"slow"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "certificates", b"certificates", "codec", b"codec", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "epoch", b"epoch", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "loss_curve", b"loss_curve", "members", b"members", "name", b"name", "noted", b"noted", "notes", b"notes", "num_steps", b"num_steps", "position", b"position", "priority", b"priority", "reason", b"reason", "reason_code", b"reason_code", "run_id", b"run_id", "sites", b"sites", "slow", b"slow", "slow_ranks", b"slow_ranks", "state", b"state", "totals", b"totals"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "certificates", b"certificates", "codec", b"codec", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "epoch", b"epoch", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "loss_curve", b"loss_curve", "members", b"members", "name", b"name", "noted", b"noted", "notes", b"notes", "num_steps", b"num_steps", "position", b"position", "priority", b"priority", "reason", b"reason", "reason_code", b"reason_code", "regime", b"regime", "run_id", b"run_id", "sites", b"sites", "slow", b"slow", "slow_ranks", b"slow_ranks", "state", b"state", "totals", b"totals"]) -> None: ...
 
 global___Run = Run
 
