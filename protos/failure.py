@@ -7,13 +7,11 @@ module has no heavy imports, because a rank imports it first.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from signal import Signals
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 if TYPE_CHECKING:
     from isthmus.protos.control.v1 import control_pb2
@@ -49,13 +47,8 @@ FILE_ERRNOS = frozenset(
 """The file system's answers that an operator can mend; any other OSError is our bug."""
 
 _FRAMES = re.compile(r"^.*Traceback \(most recent call last\):\n(?:[ \t].*\n)+", re.MULTILINE)
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "int": int,
-    "str": str,
-    "bool": bool,
-    "float": (int, float),
-}
-"""JSON types accepted for a field, by its annotation."""
+Int32 = Annotated[int, (-(1 << 31), (1 << 31) - 1)]
+"""What fits the control plane's message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +63,13 @@ class Failure:
     """Time of the failure, on the monotonic clock of the machine that holds this object."""
     site: str = ""
     """Site of the failure; empty: the reporter's site, or no site in particular."""
-    node: int = -1
+    node: Int32 = -1
     """Number inside the site; -1: none in particular."""
-    gateway: int = -1
+    gateway: Int32 = -1
     """Number inside the site; -1: none."""
-    rank: int = -1
+    rank: Int32 = -1
     """Number inside the site; -1: none in particular."""
-    exit_code: int = 0
+    exit_code: Int32 = 0
     """Exit code of the process that ended; negative: the signal's number."""
     log_path: str = ""
     reported_by: str = ""
@@ -139,38 +132,6 @@ class Failure:
             log_path=message.log_path,
             is_collateral=message.collateral,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields except `at_s`, which is meaningless on another machine."""
-        fields = dataclasses.asdict(self)
-        del fields["at_s"]
-        fields["collateral"] = fields.pop("is_collateral")
-        return fields
-
-    def to_line(self) -> dict[str, Any]:
-        """Return the line that a gateway sends to its agent and ranks."""
-        return {"op": "failed", **self.to_json()}
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Failure:
-        """Return the failure in JSON of `to_json` or `to_line`, with `at_s` if it was added.
-
-        Unknown fields are ignored, because the writer may be newer.
-
-        Raises:
-            TypeError: a field has another type.
-            KeyError: the code or the message is missing.
-        """
-        given: dict[str, Any] = {"code": fields["code"], "message": fields["message"]}
-        for field in dataclasses.fields(cls):
-            key = "collateral" if field.name == "is_collateral" else field.name
-            if key not in fields:
-                continue
-            value = given[field.name] = fields[key]
-            is_of_type = isinstance(value, _TYPES[str(field.type)])
-            if not is_of_type or (field.type == "int" and not -(2**31) <= value < 2**31):
-                raise TypeError(f"{key}: want {field.type}, got {value!r:.100}")
-        return cls(**given)
 
 
 def name_exit(exit_code: int) -> str:

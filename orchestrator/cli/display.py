@@ -27,6 +27,7 @@ from isthmus.orchestrator.cli.views import (
 )
 from isthmus.orchestrator.client.run_reader import RunReader, read_summary
 from isthmus.orchestrator.core.event_kinds import EventKind
+from isthmus.orchestrator.core.first_failure import failure_of
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.alike import and_others, is_alike
 from isthmus.orchestrator.evidence.view.live import (
@@ -40,7 +41,6 @@ from isthmus.orchestrator.interruption import INTERRUPTION
 from isthmus.protos.catalogue import CATALOGUE
 from isthmus.protos.control.v1 import control_pb2
 from isthmus.protos.errors import IsthmusError
-from isthmus.protos.failure import Failure
 
 PLAIN_EVERY_S = 5.0
 """Between two plain lines of a run whose state stays the same."""
@@ -176,7 +176,7 @@ def _others(run: control_pb2.Run, reader: RunReader) -> int:
         for event in reader.events(follow=False):
             if event.kind != EventKind.FAILURE_REPORTED:
                 continue
-            other = Failure.from_json(event.detail)
+            other = failure_of(event.detail)
             is_same = other.code == first.code and is_alike(other.message, first.message, sites)
             if is_same and not other.is_collateral:
                 alike.add((other.site, other.rank))

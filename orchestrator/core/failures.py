@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from isthmus.orchestrator.core.event_kinds import EventKind
-from isthmus.orchestrator.core.first_failure import first_failure
+from isthmus.orchestrator.core.first_failure import detail_of, failure_of, first_failure
 from isthmus.orchestrator.core.members import Absence, Contact, Member, Stage
 from isthmus.orchestrator.core.policy import losable_failures
 from isthmus.orchestrator.core.rank_reports import Progress
@@ -45,7 +45,7 @@ class Failures:
                 for loss in self.members[name].losses:
                     self.ending.fail(loss, at_s)
             return
-        failure = replace(Failure.from_json(detail), at_s=at_s - float(detail.get("age_s", 0.0)))
+        failure = replace(failure_of(detail), at_s=at_s - float(detail.get("age_s", 0.0)))
         if detail.get("is_loss", self.is_going_on and self.progress.may_lose):
             if site := self.members.get(failure.reported_by or failure.site):
                 site.losses.append(failure)
@@ -143,4 +143,4 @@ class FailureReports:
         if stopped_s is not None and failure.at_s > stopped_s:  # it follows from that
             failure = replace(failure, is_collateral=True)
         told = {"age_s": now_s - failure.at_s, "is_loss": is_loss, "is_last": is_last}
-        return RecordEvent(EventKind.FAILURE_REPORTED, failure.site, {**failure.to_json(), **told})
+        return RecordEvent(EventKind.FAILURE_REPORTED, failure.site, {**detail_of(failure), **told})

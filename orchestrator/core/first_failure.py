@@ -1,4 +1,4 @@
-"""Finds which of many reported failures was the first real one.
+"""Finds which of many reported failures was the first real one; how the journal has a failure.
 
 When a rank dies at one site, its gateway loses it, the other sites' gateways lose that gateway,
 their ranks fail, and torchrun terminates what is left: a dozen reports of one event. Sites date
@@ -7,9 +7,11 @@ what they report by its age, so that clocks need not agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from isthmus.protos.failure import Failure
+from isthmus.topology.spec.json_fields import read_json, to_json
 
 TIE_S = 0.1
 """Between two sites an age is only as exact as a message's journey: closer ones count as equal."""
@@ -84,3 +86,23 @@ def _tied_with(earliest: Failure, candidates: Iterable[Failure]) -> list[Failure
 
 def _priority(failure: Failure) -> int:
     return _PRIORITY.get(failure.code, len(_PRIORITY))
+
+
+def detail_of(failure: Failure) -> dict[str, Any]:
+    """Return a failure as the journal, --json and the API have it.
+
+    `at_s` is left out: it is meaningless on another machine.
+    """
+    fields: dict[str, Any] = to_json(failure, lambda field, _: field.name != "at_s")
+    fields["collateral"] = fields.pop("is_collateral")
+    return fields
+
+
+def failure_of(detail: Mapping[str, Any]) -> Failure:
+    """Return the failure in an event's detail, which may have more fields.
+
+    Raises:
+        ConfigError: a field has another type, or the code or the message is missing.
+    """
+    fields = {**detail, "is_collateral": detail.get("collateral", False)}
+    return read_json(Failure, fields, on_unknown=lambda _: None)

@@ -20,7 +20,7 @@ from isthmus.orchestrator.core.event_kinds import (
     text_of,
 )
 from isthmus.orchestrator.core.failures import Failures
-from isthmus.orchestrator.core.first_failure import first_failure
+from isthmus.orchestrator.core.first_failure import failure_of, first_failure
 from isthmus.orchestrator.core.members import Absence, Member, Stage, Standing, Wish
 from isthmus.orchestrator.core.rank_reports import Progress
 from isthmus.orchestrator.core.run_events import (
@@ -209,7 +209,7 @@ class JournaledRun:
     def failure(self) -> Failure | None:
         """What broke first."""
         failure = self.end.get("failure")
-        return Failure.from_json(failure) if failure else None
+        return failure_of(failure) if failure else None
 
     @property
     def taking_part(self) -> tuple[str, ...]:
@@ -425,7 +425,7 @@ class JournaledRun:
             case EventKind.SITE_ENDED:
                 site.stage = Stage.ENDED
                 if "fault" in detail:
-                    site.add_fault(Failure.from_json(detail["fault"]))
+                    site.add_fault(failure_of(detail["fault"]))
                 site.become_outside_again()
                 if not detail["succeeded"]:
                     site.become_absent(Absence.GONE, str(detail.get("why", "it has ended")))

@@ -31,6 +31,7 @@ from isthmus.orchestrator.core.departures import Departures
 from isthmus.orchestrator.core.epochs import EpochRules, Epochs
 from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.failures import FailureReports
+from isthmus.orchestrator.core.first_failure import detail_of
 from isthmus.orchestrator.core.forming import Forming
 from isthmus.orchestrator.core.journaled_run import JournaledRun
 from isthmus.orchestrator.core.known_run import KnownRun
@@ -511,7 +512,7 @@ class Run:
             "state": verdict.state.value,
             "reason_code": verdict.code,
             "reason": verdict.reason,
-            "failure": failure.to_json() if failure else None,
+            "failure": detail_of(failure) if failure else None,
             "active_s": self.active_for_s(now_s),
         }
         if note := note_of_missing(list(self.members.values())):

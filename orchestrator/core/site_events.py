@@ -12,7 +12,7 @@ from isthmus.orchestrator.core import run_events
 from isthmus.orchestrator.core.departures import Departures
 from isthmus.orchestrator.core.event_kinds import EventKind
 from isthmus.orchestrator.core.failures import FailureReports
-from isthmus.orchestrator.core.first_failure import first_failure
+from isthmus.orchestrator.core.first_failure import detail_of, first_failure
 from isthmus.orchestrator.core.forming import Forming
 from isthmus.orchestrator.core.known_run import KnownRun
 from isthmus.orchestrator.core.members import NODE_FAULTS, Absence, Member, Stage, Standing
@@ -191,7 +191,7 @@ class SiteEvents:
             first = first_failure(event.failures)
             detail["message"] = first.message
             if first.code in NODE_FAULTS:
-                detail["fault"] = first.to_json()
+                detail["fault"] = detail_of(first)
             if site.is_returning:
                 detail["note"] = self._returns.note_in_vain(
                     site, first.reason, now_s, brings_back=brings_back

@@ -12,7 +12,7 @@ from isthmus.protos.control.v1.control_pb2 import BlobPart
 from isthmus.protos.errors import CorruptDataError, IsthmusError
 from isthmus.sites.node.carried import folder_of, missing_of
 from isthmus.sites.node.failures import SiteError
-from isthmus.sites.node.site_data import Told
+from isthmus.sites.node.site_data import Told, fetched
 from isthmus.topology.spec.run_spec import RunSpec
 
 GIVE_UP_S = 60.0
@@ -46,7 +46,7 @@ async def fetch(blobs: Blobs, spec: RunSpec, get: Get, told: Told) -> None:
                     came_s, done = time.monotonic(), done + len(part.data)
                     num_fetched += part.is_last
                     if came_s >= next_s:
-                        told(WHAT, done, total)
+                        told(fetched(WHAT, done, total))
                         next_s = came_s + TOLD_S
         except TimeoutError as error:
             told_s = f"nothing of the job's folder has come for {GIVE_UP_S:g} s"

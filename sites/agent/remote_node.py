@@ -9,15 +9,18 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any, TypeVar
 
 from isthmus.protos.blobs import Blobs
 from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint
-from isthmus.protos.failure import Failure, reason_of
+from isthmus.protos.errors import RemoteProtocolError
+from isthmus.protos.failure import Failure, text_of
 from isthmus.protos.private_files import users_umask
+from isthmus.sites.gateway.agent_port import Command
 from isthmus.sites.node.children import KILL_S, send, start_leashed, wait_ended
 from isthmus.sites.node.failures import SiteError, describe_end
 from isthmus.sites.node.log_files import Lines, LogFiles
@@ -50,8 +53,8 @@ from isthmus.sites.node.stream import (
 )
 from isthmus.sites.silence import Silence, Standstills
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.json_fields import read_json
-from isthmus.topology.spec.json_lines import Message, line_of
+from isthmus.topology.spec.json_fields import Message, read_json
+from isthmus.topology.spec.json_lines import line_of
 
 _EXIT_S = 2.0
 """Time between the end of a supervisor's output and that of its process."""
@@ -171,10 +174,11 @@ class RemoteNode:
                     self._listener.on_said(gateway, message)
                 case Failed() as message:
                     self._listener.on_failed(message.here())
-        except (ConfigError, KeyError, TypeError, ValueError, OverflowError) as error:
+        except (RemoteProtocolError, ValueError) as error:
             text = line[:200].decode(errors="replace").strip()
-            log.warning("node %d said %r: %s", self._order.node, text, reason_of(error))
-            self._listener.on_failed(self._failure("INTERNAL", f"said {text!r}"))
+            said = f"said {text!r}: {text_of(error)}"
+            log.warning("node %d %s", self._order.node, said)
+            self._listener.on_failed(self._failure("INTERNAL", said))
 
     def _answered(self, message: Answered | Refused) -> None:
         call, answer = self._calls.pop(message.id, (None, None))
@@ -278,9 +282,9 @@ class RemoteNode:
     async def start_gateways(self) -> list[GatewayEndpoint]:
         """Start the node's gateways and return their addresses for other sites."""
         started = await self._stage(StartGateways(id=next(self._ids)))
-        return [endpoint.at(self._order.site) for endpoint in started]
+        return [GatewayEndpoint(**asdict(address)) for address in started]
 
-    def tell_gateways(self, message: Mapping[str, Any]) -> None:
+    def tell_gateways(self, message: Command) -> None:
         """Send one command to each gateway."""
         self._write(ForGateways(command=message))
 

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from isthmus.protos import metrics
@@ -46,6 +46,8 @@ from isthmus.sites.agent.site_failures import awaits_cause, order_failures
 from isthmus.sites.agent.site_gateways import EpochChange, Opinions
 from isthmus.sites.agent.site_processes import Place, SiteProcesses
 from isthmus.sites.agent.stalls import Stalls
+from isthmus.sites.gateway import agent_port
+from isthmus.sites.local import rank_messages
 from isthmus.sites.node.carried import blobs_of
 from isthmus.sites.node.children import kill_descendants
 from isthmus.sites.node.failures import SiteError
@@ -195,13 +197,12 @@ class SiteRun:
         """Have the gateways refuse the certificates in a list, also those that start later."""
         self._prepare.revoked = revoked
         if self._processes is not None:
-            self._processes.tell_gateways({"op": "revoke", "list": revoked})
+            self._processes.tell_gateways(agent_port.Revoke(list=revoked))
 
     def tell_trouble(self, what: str) -> None:
         """Have people see something that is wrong here, and ends nothing."""
         labels = {metrics.REASON: what}
-        told = Metric(kind=metrics.TROUBLE, rank=-1, step=-1, labels=labels)
-        self._session.outbox.put_metric(self.run_id, self.generation, told)
+        self._on_metric(rank_messages.Metric(kind=metrics.TROUBLE, labels=labels))
 
     def release(self) -> None:
         """Let the gateways end: all sites are done."""
@@ -316,12 +317,12 @@ class SiteRun:
         place = self._place
         spec = await asyncio.to_thread(read_spec, self._prepare, place.site)
         if spec.is_carried_to(place.site):
-            await fetch(blobs_of(place.state), spec, self._session.get_blobs, self._put_fetched)
+            await fetch(blobs_of(place.state), spec, self._session.get_blobs, self._on_metric)
         order = await asyncio.to_thread(make_order, self._prepare, spec, place.site, place.state)
         loop = asyncio.get_running_loop()
 
-        def told(what: str, done_bytes: float, total_bytes: float) -> None:
-            loop.call_soon_threadsafe(self._put_fetched, what, done_bytes, total_bytes)
+        def told(metric: rank_messages.Metric) -> None:
+            loop.call_soon_threadsafe(self._on_metric, metric)
 
         data = DataAtSite(order, place.state, told)
         try:
@@ -448,95 +449,55 @@ class SiteRun:
             )
         )
 
-    def _on_said(self, tasks: asyncio.TaskGroup, gateway: int, message: Mapping[str, Any]) -> None:
-        """Handle a gateway's message.
+    def _on_said(self, tasks: asyncio.TaskGroup, gateway: int, message: agent_port.Report) -> None:
+        """Handle a gateway's message, or a node's own.
 
         Raises:
-            KeyError, TypeError, ValueError: the message is not valid.
+            ValueError: the message is not valid.
         """
-        match message["op"]:
-            case "metric":
+        match message:
+            case rank_messages.Metric():
                 self._on_metric(message)
-            case "digest":
-                self._on_digest(message)
-            case "settled" | "resumed":
-                self._on_epoch(message)
-            case "left":
+            case rank_messages.Digest():
+                self._session.outbox.put_digest(Digest(**self._name, **asdict(message)))
+            case agent_port.Settled() | agent_port.Resumed():
+                assert self._epochs is not None, "it is there before any gateway"
+                self._epochs.answered(message)
+            case agent_port.Left():
                 assert self._order is not None, "it was read before any gateway was started"
                 self._departures.add_gateway(self._order.site.num_gateways)
-            case "trouble":
-                node = f"node {int(message['node'])}: " if self._num_nodes > 1 else ""
-                self.tell_trouble(f"{node}{message['what']}")
-            case "fetch":
-                self._put_fetched(str(message["what"]), message["done"], message["total"])
-            case "rank_left":
-                rank, last_round = int(message["rank"]), int(message["round"])
-                self._departures.add_rank(rank, last_round)
+            case agent_port.RankLeft():
+                self._departures.add_rank(message.rank, message.round)
                 self._has_news.set()
                 if self._stalls is not None:
-                    self._stalls.note_left(rank, last_round)
-            case "suspect" | "reached":
-                self._on_opinion({**message, "gateway": gateway})
-            case "stalled":
+                    self._stalls.note_left(message.rank, message.round)
+            case agent_port.Suspect() | agent_port.Reached():
+                self._on_opinion(gateway, message)
+            case agent_port.Stalled():
                 assert self._stalls is not None, "it is there before any gateway"
                 tasks.create_task(self._stalls.take(gateway, message), name="stalls")
-            case other:
-                raise ValueError(f"unknown op {other!r}")
 
-    def _on_metric(self, message: Mapping[str, Any]) -> None:
-        if message["kind"] == metrics.RANK:
+    def _on_metric(self, message: rank_messages.Metric) -> None:
+        if message.kind == metrics.RANK:
             compared = self._rank_paces.take(message)
             if compared is None:
                 return
             message = compared
-        if message["kind"] == metrics.STATE:
+        if message.kind == metrics.STATE:
             self._wants_state.set()
-        if message["kind"] == metrics.STEP:
-            self._steps.add(message["step"], message["values"])
-        metric = Metric(
-            kind=message["kind"],
-            rank=message.get("rank", -1),
-            step=message.get("step", -1),
-            values=message["values"],
-            labels=message.get("labels", {}),
-        )
+        if message.kind == metrics.STEP:
+            self._steps.add(message.step, message.values)
+        metric = Metric(**asdict(message))
         self._session.outbox.put_metric(self.run_id, self.generation, metric)
 
-    def _on_digest(self, message: Mapping[str, Any]) -> None:
-        digest = Digest(
-            **self._name,
-            step=message["step"],
-            rank=message["rank"],
-            combined=message["combined"],
-            tensors=message["tensors"],
-            names=message["names"],
-            round=message["round"] if message["round"] >= 0 else None,
-        )
-        self._session.outbox.put_digest(digest)
-
-    def _on_epoch(self, message: Mapping[str, Any]) -> None:
-        assert self._epochs is not None, "it is there before any gateway"
-        self._epochs.answered(message)
-
-    def _on_opinion(self, message: Mapping[str, Any]) -> None:
+    def _on_opinion(self, gateway: int, message: agent_port.Suspect | agent_port.Reached) -> None:
         """Pass on a gateway's suspicion of another site; the coordinator decides what follows."""
-        opinion = self._opinions.take(message)
+        opinion = self._opinions.take(gateway, message)
         if isinstance(opinion, Reached):
             self._put(reached=Reached(**self._name, site=opinion.site))
         elif opinion is not None:
             opinion.run_id, opinion.generation = self.run_id, self.generation
             self._put(suspect=opinion)
-
-    def _put_fetched(self, what: str, done_bytes: float, total_bytes: float) -> None:
-        """Tell how far something is that the site fetches before its ranks start."""
-        metric = Metric(
-            kind=metrics.FETCH,
-            rank=-1,
-            step=-1,
-            values={metrics.DONE_BYTES: done_bytes, metrics.TOTAL_BYTES: total_bytes},
-            labels={metrics.WHAT: what},
-        )
-        self._session.outbox.put_metric(self.run_id, self.generation, metric)
 
     def _put_epoch(self, message: Settled | Resumed) -> None:
         message.run_id, message.generation = self.run_id, self.generation

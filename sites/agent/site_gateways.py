@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
 
 from isthmus.protos.control.v1.control_pb2 import (
     Reached,
@@ -13,19 +13,19 @@ from isthmus.protos.control.v1.control_pb2 import (
     Settled,
     Suspect,
 )
+from isthmus.sites.gateway import agent_port
 from isthmus.sites.node.failures import SiteError
 from isthmus.topology.spec.epoch import (
     Epoch,
-    Finished,
     finished_to_bytes,
     handovers_from_bytes,
     merged,
 )
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.json_fields import read_json, to_json
 from isthmus.topology.spec.run_spec import CodedPlan
 
-Tell = Callable[[Mapping[str, Any]], None]
+Answer = agent_port.Settled | agent_port.Resumed
+Tell = Callable[[agent_port.Command], None]
 """Sends one line to all of the site's gateways."""
 Put = Callable[[Settled | Resumed], None]
 """Sends a message to the coordinator; the callee adds run and generation."""
@@ -43,26 +43,24 @@ class EpochChange:
         self._tell, self._put = tell, put
         self.epoch = 0
         """Epoch that all gateways of the site use."""
-        self._waits_for = ("", 0)
-        """Op and epoch of the answers that are being collected."""
-        self._answers: list[Mapping[str, Any]] = []
+        self._waits_for: tuple[type[Answer], int] | None = None
+        """Kind and epoch of the answers that are being collected; None: of none."""
+        self._answers: list[Answer] = []
 
     def settle(self, message: Settle) -> None:
         """Have the gateways pause at a round boundary and report, and stop chunks if asked."""
-        self._expect("settled", message.epoch)
-        line = {"op": "settle", "epoch": message.epoch, "stops": message.stops}
-        if message.reduction:
-            try:
-                line["reduction"] = to_json(CodedPlan.from_bytes(message.reduction))
-            except ConfigError as error:
-                self._put(Settled(epoch=message.epoch, round=-1, why=error.problems[0].message))
-                return
-        self._tell(line)
+        self._expect(agent_port.Settled, message.epoch)
+        try:
+            reduction = CodedPlan.from_bytes(message.reduction) if message.reduction else None
+        except ConfigError as error:
+            self._put(Settled(epoch=message.epoch, round=-1, why=error.problems[0].message))
+            return
+        self._tell(agent_port.Settle(epoch=message.epoch, stops=message.stops, reduction=reduction))
 
     def cancel(self, epoch: int) -> None:
         """Have the gateways go on as before."""
-        self._waits_for = ("", 0)
-        self._tell({"op": "cancel", "epoch": epoch})
+        self._waits_for = None
+        self._tell(agent_port.Cancel(epoch=epoch))
 
     def resume(self, message: Resume) -> Epoch:
         """Have the gateways go on in a new epoch, and return it.
@@ -75,59 +73,48 @@ class EpochChange:
             handovers = handovers_from_bytes(message.handovers or b"[]")
         except ConfigError as error:
             raise SiteError("PROTOCOL_VIOLATION", error.problems[0].message) from error
-        self._expect("resumed", epoch.number)
+        self._expect(agent_port.Resumed, epoch.number)
         self._tell(
-            {
-                "op": "resume",
-                "epoch": epoch.number,
-                "from_round": epoch.from_round,
-                "members": list(epoch.members),
-                "plan": to_json(epoch.reduction.plan),
-                "codecs": list(epoch.reduction.codecs),
-                "handovers": to_json(handovers),
-                "enters": list(message.enters),
-                "follows": list(epoch.follows),
-                "shares": to_json(epoch.shares),
-                "rung": to_json(epoch.rung),
-            }
+            agent_port.Resume(epoch=epoch, handovers=handovers, enters=tuple(message.enters))
         )
         return epoch
 
-    def answered(self, answer: Mapping[str, Any]) -> None:
+    def answered(self, answer: Answer) -> None:
         """Take a gateway's answer; answer for the site once all gateways have.
 
         While the site is catching up, the first gateway that could rejoin answers for all.
         """
-        if answer["op"] == "resumed" and answer["epoch"] == self.epoch:
-            self._put(Resumed(epoch=self.epoch, round=answer["round"], behind=answer["behind"]))
+        if isinstance(answer, agent_port.Resumed) and answer.epoch == self.epoch:
+            self._put(Resumed(epoch=self.epoch, round=answer.round, behind=answer.behind))
             return
-        if (answer["op"], answer["epoch"]) != self._waits_for:
+        if (type(answer), answer.epoch) != self._waits_for:
             return
         self._answers.append(answer)
         if len(self._answers) < self._num_gateways:
             return
-        epoch = answer["epoch"]
-        round_ = max(int(each["round"]) for each in self._answers)
-        if answer["op"] == "resumed":
-            self.epoch = epoch
-            self._put(Resumed(epoch=epoch, round=round_))
+        round_ = max(each.round for each in self._answers)
+        if isinstance(answer, agent_port.Resumed):
+            self.epoch = answer.epoch
+            self._put(Resumed(epoch=answer.epoch, round=round_))
             return
-        parts = [read_json(tuple[Finished, ...], each["finished"]) for each in self._answers]
-        chain_round, chain = _chain([each["chains"] for each in self._answers])
+        settled = [each for each in self._answers if isinstance(each, agent_port.Settled)]
+        chain_round, chain = _chain([each.chains for each in settled])
         self._put(
             Settled(
-                epoch=epoch,
+                epoch=answer.epoch,
                 round=round_,
-                finished=finished_to_bytes(merged(each for part in parts for each in part)),
+                finished=finished_to_bytes(
+                    merged(part for each in settled for part in each.finished)
+                ),
                 chain=chain,
                 chain_round=chain_round,
-                why=next((each["why"] for each in self._answers if each["why"]), ""),
-                codecs_fixed=any(each["codecs_fixed"] for each in self._answers),
+                why=next((each.why for each in settled if each.why), ""),
+                codecs_fixed=any(each.codecs_fixed for each in settled),
             )
         )
 
-    def _expect(self, op: str, epoch: int) -> None:
-        self._waits_for, self._answers = (op, epoch), []
+    def _expect(self, kind: type[Answer], epoch: int) -> None:
+        self._waits_for, self._answers = (kind, epoch), []
 
 
 class Opinions:
@@ -141,20 +128,21 @@ class Opinions:
         self._members: Container[str] | None = None
         """Members of the epoch; None: the run's first."""
 
-    def take(self, message: Mapping[str, Any]) -> Suspect | Reached | None:
+    def take(
+        self, gateway: int, message: agent_port.Suspect | agent_port.Reached
+    ) -> Suspect | Reached | None:
         """Record a gateway's suspicion or its end; return the merged one if it changed.
 
         A site is suspected while any gateway suspects it, and it is a member.
         """
-        site, gateway = message["site"], message["gateway"]
+        site = message.site
         if self._members is not None and site not in self._members:
             return None
         before = self._of(site)
-        if message["op"] == "reached":
+        if isinstance(message, agent_port.Reached):
             self._by_site.get(site, {}).pop(gateway, None)
         else:
-            suspect = Suspect(site=site, is_gone=message["is_gone"], why=message["why"])
-            self._by_site.setdefault(site, {})[gateway] = suspect
+            self._by_site.setdefault(site, {})[gateway] = Suspect(**asdict(message))
         now = self._of(site)
         if (now is None) == (before is None) and (
             now is None or before is None or now.is_gone == before.is_gone
@@ -186,10 +174,10 @@ class Opinions:
         return next(iter(gone or opinions), None)
 
 
-def _chain(chains: Sequence[Mapping[str, int]]) -> tuple[int, int]:
+def _chain(chains: Sequence[Mapping[int, int]]) -> tuple[int, int]:
     """Return the latest round that all gateways completed, and the sum of their checksums."""
-    complete = set.intersection(*(set(map(int, each)) for each in chains))
+    complete = set.intersection(*(set(each) for each in chains))
     if not complete:
         return -1, 0
     latest = max(complete)
-    return latest, sum(each[str(latest)] for each in chains) % (1 << 64)
+    return latest, sum(each[latest] for each in chains) % (1 << 64)

@@ -19,6 +19,7 @@ from isthmus.protos.versions import build
 from isthmus.sites.agent.logs import OwnLines
 from isthmus.sites.agent.node_launch import NodePlace, node_places
 from isthmus.sites.agent.remote_node import RemoteNode
+from isthmus.sites.gateway.agent_port import Address, Command, Connect
 from isthmus.sites.node.carried import blobs_of
 from isthmus.sites.node.children import kill_descendants
 from isthmus.sites.node.node import Listener, Node
@@ -179,14 +180,10 @@ class SiteProcesses:
         """Send the other sites' gateway addresses to all gateways."""
         own = self._order.site.name
         peers = [each for each in endpoints if each.site != own]
-        addresses = [
-            {"site": peer.site, "gateway": peer.gateway, "host": peer.host, "port": peer.port}
-            for peer in peers
-        ]
         sites = sorted({peer.site for peer in peers})
-        self.tell_gateways({"op": "connect", "peers": addresses, "sites": sites})
+        self.tell_gateways(Connect(peers=tuple(map(Address.of, peers)), sites=tuple(sites)))
 
-    def tell_gateways(self, message: Mapping[str, Any]) -> None:
+    def tell_gateways(self, message: Command) -> None:
         """Send one command to each gateway."""
         for node in self.nodes:
             node.tell_gateways(message)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from isthmus.protos.limits import EXCHANGE_CHANNEL_BYTES
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.job import Probe
+from isthmus.topology.spec.json_fields import Message
 from isthmus.topology.spec.reduction_plan import ReductionPlan
 from isthmus.topology.spec.world import PortRange
 from isthmus.topology.trees.channels import FLOWS_MAX
@@ -53,11 +53,9 @@ class PeerLink:
     connections."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayConfig:
+class GatewayConfig(Message):
     """Everything that a gateway needs before it gets its peers' addresses."""
 
-    op: ClassVar[str] = "configure"
     run_id: str
     generation: int
     config_hash: str

@@ -10,7 +10,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import wait
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +22,8 @@ from isthmus.protos.metrics import AGAIN, ENTRY, FETCH_S, LINK, PROCESS, STATE_B
 from isthmus.protos.security import exchange_security
 from isthmus.protos.usable_cores import usable_cores
 from isthmus.sites.codecs.codec import Floats
-from isthmus.sites.gateway.agent_port import Resume, Settle
+from isthmus.sites.gateway import agent_port
+from isthmus.sites.gateway.agent_port import Resume, Said, Settle
 from isthmus.sites.gateway.config import GatewayConfig, GatewayId
 from isthmus.sites.gateway.links.peer_links import Link, Opinion, PeerLinks
 from isthmus.sites.gateway.links.peer_server import ExchangeServer
@@ -41,7 +42,10 @@ from isthmus.sites.gateway.transfer.state_fetch import StateFetch
 from isthmus.sites.gateway.transfer.state_server import StateServer
 from isthmus.sites.local.entry_folder import entry_folder, remove_states
 from isthmus.sites.local.rank_messages import (
+    Digest,
+    Failed,
     Members,
+    Metric,
     Reduce,
     Reduced,
     RoundEnds,
@@ -49,7 +53,6 @@ from isthmus.sites.local.rank_messages import (
 )
 from isthmus.topology.spec.epoch import Handover, Runs
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.json_fields import to_json
 from isthmus.topology.spec.reduction_plan import ReductionPlan
 from isthmus.topology.spec.run_spec import CodedPlan
 
@@ -71,7 +74,7 @@ begun by then may take as long again.
 The coordinator waits `peer_lost_s` in all while ranks elsewhere stand still. So a link that cannot
 be opened is reported, by name, before that."""
 
-Write = Callable[[Mapping[str, Any]], None]
+Write = Callable[[Said], None]
 """Sends one message to the agent; may be called from any thread."""
 
 
@@ -210,7 +213,7 @@ class Gateway(EndingGateway):
         self._local.start()
         address = self._server.start()
         super().start()
-        self._write({"op": "listening", "host": address.host, "port": address.port})
+        self._write(agent_port.Listening(host=address.host, port=address.port))
 
     def connect(self, peers: tuple[Peer, ...], sites: Collection[str] | None = None) -> None:
         """Begin to dial the neighbouring gateways; report to the agent when all have answered.
@@ -286,15 +289,14 @@ class Gateway(EndingGateway):
         self, epoch: int, settled: Settled, why: str = "", *, codecs_fixed: bool = False
     ) -> None:
         self._write(
-            {
-                "op": "settled",
-                "epoch": epoch,
-                "round": settled.round,
-                "finished": to_json(settled.finished),
-                "chains": to_json(settled.chains),
-                "why": why,
-                "codecs_fixed": codecs_fixed,
-            }
+            agent_port.Settled(
+                epoch=epoch,
+                round=settled.round,
+                finished=settled.finished,
+                chains=settled.chains,
+                why=why,
+                codecs_fixed=codecs_fixed,
+            )
         )
 
     def cancel(self, epoch: int) -> None:
@@ -310,31 +312,32 @@ class Gateway(EndingGateway):
         Raises:
             LocalProtocolError: the command describes no valid epoch of this run.
         """
-        config = self._config
+        config, epoch = self._config, command.epoch
+        plan, codecs = epoch.reduction.plan, epoch.reduction.codecs
         try:
-            dataclasses.replace(config, plan=command.plan, codecs=command.codecs)
+            dataclasses.replace(config, plan=plan, codecs=codecs)
             gifts = [
                 Gift(config.index_of(each.donor), config.index_of(each.receiver), *_what(each))
                 for each in command.handovers
             ]
-            members = {config.index_of(name) for name in command.members}
+            members = {config.index_of(name) for name in epoch.members}
         except ConfigError as error:
-            raise LocalProtocolError(f"stdin: resume: {error.problems[0].message}") from error
+            raise LocalProtocolError(f"resume: {error.problems[0].message}") from error
         wanted = {each.receiver for each in gifts if each.donor == config.site_index}
         if not config.listens:  # donors cannot dial
             wanted |= {each.donor for each in gifts if each.receiver == config.site_index}
-        added = self._links.add({*command.plan.neighbours(config.site_index), *wanted})
+        added = self._links.add({*plan.neighbours(config.site_index), *wanted})
         announced = Members(
-            epoch=command.epoch,
-            from_round=command.from_round,
-            sites=command.members,
+            epoch=epoch.number,
+            from_round=epoch.from_round,
+            sites=epoch.members,
             enters=command.enters,
-            follows=command.follows,
-            state=str(entry_folder(Path(config.state_folder), command.epoch)),
-            shares=command.shares,
-            rung=command.rung,
+            follows=epoch.follows,
+            state=str(entry_folder(Path(config.state_folder), epoch.number)),
+            shares=epoch.shares,
+            rung=epoch.rung,
         )
-        follows = config.site in command.follows
+        follows = config.site in epoch.follows
         if follows and config.site in command.enters:
             if not self._fetches:
                 self._fetches = True
@@ -343,7 +346,7 @@ class Gateway(EndingGateway):
             self._local.tell_all(announced)
         executor = self._executor
         awaits_entry = bool(command.enters) and not follows
-        ruling = command.epoch, command.from_round, command.plan, command.codecs
+        ruling = epoch.number, epoch.from_round, plan, codecs
         begun: int | None
         if awaits_entry:
             begun = executor.await_entry(*ruling)
@@ -352,9 +355,9 @@ class Gateway(EndingGateway):
             begun = executor.round
         self._links.drop_sites(lambda site: site not in members and not executor.needs(site))
         self._begin(self._open_more(list(added.values())))
-        _log.info("epoch %d, from round %d on", command.epoch, command.from_round)
+        _log.info("epoch %d, from round %d on", epoch.number, epoch.from_round)
         if begun is not None:
-            self._tell_resumed(command.epoch, begun)
+            self._tell_resumed(epoch.number, begun)
 
     async def _take_state(self, members: Members) -> None:
         """Fetch the training state for a rejoin, then tell the ranks."""
@@ -380,7 +383,7 @@ class Gateway(EndingGateway):
             AGAIN: float(fetch.num_again),
         }
         _log.info("fetched the training state of the other sites: %s", values)
-        self._write({"op": "metric", "kind": ENTRY, "rank": -1, "step": -1, "values": values})
+        self._write(Metric(kind=ENTRY, values=values))
         await asyncio.to_thread(self._local.tell_all, members)
         self._stalls.note(lambda watch, now_s: watch.begin_anew(now_s))
         self._has_state = True
@@ -393,7 +396,7 @@ class Gateway(EndingGateway):
         if self._left is not None:
             self._local.fail_all(failure_of(self._left, self._config.site))
         if farewell is not None:
-            self._write(farewell.to_line())
+            self._write(Failed(failure=farewell))
         elif not self._finished.wait(_LAST_WORDS_S):
             farewell = Failure(
                 code="PEER_LOST",
@@ -439,7 +442,7 @@ class Gateway(EndingGateway):
     def joined(self, ranks: list[int]) -> None:
         """All local ranks have connected."""
         self._stalls.begin(ranks)
-        self._write({"op": "joined", "ranks": ranks})
+        self._write(agent_port.Joined(ranks=tuple(ranks)))
 
     def handed(self, rank: int, round_: int) -> None:
         """A rank's script has submitted a bucket."""
@@ -455,7 +458,7 @@ class Gateway(EndingGateway):
 
     def rank_left(self, rank: int) -> None:
         """A rank has left."""
-        self._write({"op": "rank_left", "rank": rank, "round": self._executor.round})
+        self._write(agent_port.RankLeft(rank=rank, round=self._executor.round))
         self._stalls.note(lambda watch, _: watch.left(rank))
 
     def _reduced(self, rank: int, reduced: Reduced) -> None:
@@ -479,13 +482,13 @@ class Gateway(EndingGateway):
         async def tell() -> None:
             await asyncio.to_thread(self._executor.wait_complete)
             self._finished.set()
-            self._write({"op": "left"})
+            self._write(agent_port.Left())
 
         if is_first:
             self._begin(tell())
 
     def _tell_resumed(self, epoch: int, round_: int, behind: int = 0) -> None:
-        self._write({"op": "resumed", "epoch": epoch, "round": round_, "behind": behind})
+        self._write(agent_port.Resumed(epoch=epoch, round=round_, behind=behind))
 
     def keep_residuals(self, rank: int, path: Path) -> None:
         """Copy the residuals of a rank's shards; write the copy in the background."""
@@ -509,7 +512,7 @@ class Gateway(EndingGateway):
         else:
             self._executor.end_round(message.round)
 
-    def passed(self, message: dict[str, Any]) -> None:
+    def passed(self, message: Metric | Digest) -> None:
         """Pass a rank's message on to the agent."""
         self._write(message)
 
@@ -531,7 +534,7 @@ class Gateway(EndingGateway):
         await self._open_more(links)
         if self._ended.is_set():
             return
-        self._write({"op": "connected"})
+        self._write(agent_port.Connected())
         while not self._ended.is_set():
             await asyncio.sleep(_METRICS_EVERY_S)
             self._report_links()
@@ -546,10 +549,11 @@ class Gateway(EndingGateway):
         """Report that a site is suspected (None: reachable again), unless this site is done."""
         if self._finished.is_set() or self._ended.is_set():
             return
-        line: dict[str, Any] = {"op": "reached", "site": self._config.sites[site]}
-        if opinion is not None:
-            line |= {"op": "suspect", "is_gone": opinion.is_gone, "why": opinion.why}
-        self._write(line)
+        name = self._config.sites[site]
+        if opinion is None:
+            self._write(agent_port.Reached(site=name))
+        else:
+            self._write(agent_port.Suspect(site=name, is_gone=opinion.is_gone, why=opinion.why))
 
     def _report_links(self) -> None:
         """Report the totals of each outgoing link, summed over the gateways of the peer site."""
@@ -558,19 +562,17 @@ class Gateway(EndingGateway):
             if not totals:
                 continue
             self._write(
-                {
-                    "op": "metric",
-                    "kind": LINK,
-                    "rank": -1,
-                    "step": max(self._executor.round, 0),
-                    "values": link_values(totals),
-                    "labels": {
+                Metric(
+                    kind=LINK,
+                    step=max(self._executor.round, 0),
+                    values=link_values(totals),
+                    labels={
                         "source": self._config.site,
                         "target": figures.site,
                         "gateway": str(self._config.gateway),
                         PROCESS: self._process,
                     },
-                }
+                )
             )
 
 

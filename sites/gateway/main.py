@@ -30,7 +30,9 @@ from isthmus.sites.gateway.agent_port import (
 )
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.gateway import Gateway
+from isthmus.sites.gateway.links.transport import Peer
 from isthmus.sites.gateway.probing.probing_gateway import ProbingGateway
+from isthmus.sites.local.rank_messages import Failed
 from isthmus.topology.spec.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -100,7 +102,7 @@ def _run(config: GatewayConfig, stdin: io.FileIO, agent: AgentWriter) -> int:
 
 def _refuse(agent: AgentWriter, failure: Failure) -> int:
     _log.error("%s: %s", failure.code, failure.message)
-    agent.write(failure.to_line())
+    agent.write(Failed(failure=failure))
     return 1
 
 
@@ -120,10 +122,12 @@ def _carry_out(gateway: Gateway | ProbingGateway, command: Command) -> None:
     match command:
         case Revoke():
             gateway.take_revoked(command.list)
-        case Connect() if isinstance(gateway, Gateway):
-            gateway.connect(command.peers, command.sites)
         case Connect():
-            gateway.connect(command.peers)
+            peers = tuple(Peer(at.site, at.gateway, at.host, at.port) for at in command.peers)
+            if isinstance(gateway, Gateway):
+                gateway.connect(peers, command.sites)
+            else:
+                gateway.connect(peers)
         case Settle() if isinstance(gateway, Gateway):
             gateway.settle(command)
         case Resume() if isinstance(gateway, Gateway):

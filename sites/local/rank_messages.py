@@ -1,18 +1,15 @@
-"""The messages between a rank and its gateway: one class each, one encoder, one decoder.
+"""The messages between a rank and its gateway.
 
 They cross a Unix SOCK_SEQPACKET socket as one JSON object per message; docs/protocols.md has the
-conversation. A field's annotation defines its valid values, and the decoder names a field that has
-another, or is unknown. A field with a default may be absent.
+conversation.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, TypeVar, cast, get_args
+from typing import Annotated, Final
 
 from isthmus.protos.errors import (
     IsthmusError,
@@ -22,12 +19,12 @@ from isthmus.protos.errors import (
     RemoteProtocolError,
     ScriptError,
 )
-from isthmus.protos.failure import Failure, text_of
+from isthmus.protos.failure import Failure
 from isthmus.protos.limits import LOCAL_MESSAGE_BYTES
 from isthmus.sites.local.chunk_grid import Sharing, sharing_of
 from isthmus.sites.local.squares import Units
-from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.json_fields import read_json
+from isthmus.topology.spec.json_fields import Message
+from isthmus.topology.spec.json_lines import Kinds, line_of
 from isthmus.topology.spec.regime import AS_LAUNCHED, Rung
 from isthmus.topology.spec.shares import AS_BEGUN, Shares
 
@@ -58,11 +55,9 @@ class Form(StrEnum):
 # ---------------------------------------------------------------- rank to gateway
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
+class Join(Message):
     """The first message of a rank."""
 
-    op: ClassVar[str] = "join"
     rank: Count
     """Rank inside the site."""
     generation: Count
@@ -74,23 +69,19 @@ class Join:
     """Whether the rank accepts the gateway's offer to encode, if there is one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
+class Region(Message):
     """Shared memory: float32[numel] in a memfd that comes with the message.
 
     A region with a known id replaces the earlier one. sites/local/regions.py makes the memory.
     """
 
-    op: ClassVar[str] = "region"
     region: Count
     numel: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reduce:
+class Reduce(Message):
     """Request to reduce this rank's shard of a bucket, stored in a region, over all sites."""
 
-    op: ClassVar[str] = "reduce"
     round: Count
     bucket: UInt32
     region: Count
@@ -129,29 +120,22 @@ class Reduce:
             raise LocalProtocolError(f"reduce.participants: {error}") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handed:
+class Handed(Message):
     """The script has submitted a bucket. Its `Reduce` follows once all ranks of the site have."""
 
-    op: ClassVar[str] = "handed"
     round: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class Moved(Message):
     """The rank does not hang, of which no bucket tells.
 
     Sent every second while it waits for a checkpoint, and after each step without a round.
     """
 
-    op: ClassVar[str] = "moved"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateProgress:
+class StateProgress(Message):
     """A rank's progress in writing its part of the state for rejoining sites. Sent every second."""
 
-    op: ClassVar[str] = "state_progress"
     epoch: Count
     """Epoch with which the other sites begin to catch up."""
     done_bytes: Count
@@ -160,63 +144,55 @@ class StateProgress:
     """Why this site cannot provide the state; empty: it can."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepResiduals:
+class KeepResiduals(Message):
     """Request to write the residuals of this rank's shards to a file, atomically.
 
     Sent between two rounds: all posted buckets have come back.
     """
 
-    op: ClassVar[str] = "keep_residuals"
     path: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreResiduals:
+class RestoreResiduals(Message):
     """Request to load the residuals in such a file. Sent before the rank's first round."""
 
-    op: ClassVar[str] = "restore_residuals"
     path: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
+class Metric(Message):
     """A metric for the coordinator: protos/metrics.py has the kinds."""
 
-    op: ClassVar[str] = "metric"
     kind: str
-    step: int
-    values: Mapping[str, float]
-    labels: Mapping[str, str]
+    values: Mapping[str, float] = field(default_factory=dict)
+    step: int = -1
+    labels: Mapping[str, str] = field(default_factory=dict)
+    rank: int = -1
+    """Rank inside the site, added by its gateway; -1: the metric is not a rank's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Digest:
+class Digest(Message):
     """Hashes of this rank's parameters, which the coordinator compares over all ranks."""
 
-    op: ClassVar[str] = "digest"
     step: int
     combined: UInt64
     tensors: tuple[UInt64, ...]
     names: tuple[str, ...]
-    round: int = -1
-    """Last round in which gradients of the step crossed; -1: none did."""
+    round: int | None = None
+    """Last round in which gradients of the step crossed; None: none did."""
+    rank: int = -1
+    """Rank inside the site, added by its gateway."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leave:
+class Leave(Message):
     """The rank ends because it is done. A connection that ends without it means a lost rank."""
 
-    op: ClassVar[str] = "leave"
     has_averaged: bool = True
     """Whether the rank has averaged with other sites, or was not meant to."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundEnds:
+class RoundEnds(Message):
     """A round ends in which sites take steps of their own. Both ways: a gateway passes it on."""
 
-    op: ClassVar[str] = "round_ends"
     round: Count
     is_passed_over: bool = False
     """The sender's site takes no part in the round: for the ranks of this site, from its first one.
@@ -243,11 +219,9 @@ class EncodingOffer:
     """Factor on that residual in each round."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Welcome:
+class Welcome(Message):
     """The answer to a join."""
 
-    op: ClassVar[str] = "welcome"
     site: str
     site_index: Count
     sites: tuple[str, ...]
@@ -285,11 +259,9 @@ class Missing:
     """First round without the site, equal at all gateways."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reduced:
+class Reduced(Message):
     """Result: the shard's region holds the sum over all sites, divided by `weight`."""
 
-    op: ClassVar[str] = "reduced"
     round: Count
     bucket: UInt32
     weight: float
@@ -304,11 +276,9 @@ class Reduced:
     """Sites that have left, as far as the gateway knows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Members:
+class Members(Message):
     """The members of the run. After the loss of a site, sent once that is decided."""
 
-    op: ClassVar[str] = "members"
     epoch: Count
     from_round: Count
     """First round in which exactly these sites take part. When a site rejoins this is a bound, not
@@ -330,6 +300,16 @@ class Members:
     """The regime, as `shares`."""
 
 
+class Failed(Message):
+    """The run has failed: a gateway ends, and no collective will complete any more.
+
+    A gateway sends it to its ranks and to its agent, and a launcher to its parent.
+    """
+
+    failure: Failure
+    """Its `at_s` holds for the reader, too: the clock is the machine's."""
+
+
 FromRank = (
     Join
     | Region
@@ -344,16 +324,9 @@ FromRank = (
     | RoundEnds
     | Leave
 )
-FromGateway = Welcome | Reduced | Members | RoundEnds | Failure
-"""Messages of a gateway. A failure means that no collective will complete any more."""
-_FROM_RANK: Mapping[str, type[FromRank]] = {kind.op: kind for kind in get_args(FromRank)}
-_FROM_GATEWAY: Mapping[str, type[FromGateway]] = {
-    "failed": Failure,
-    "welcome": Welcome,
-    "reduced": Reduced,
-    "members": Members,
-    "round_ends": RoundEnds,
-}
+FromGateway = Welcome | Reduced | Members | RoundEnds | Failed
+FROM_RANK: Final[Kinds[FromRank]] = Kinds("rank to gateway", FromRank, LocalProtocolError)
+FROM_GATEWAY: Final[Kinds[FromGateway]] = Kinds("gateway to rank", FromGateway, RemoteProtocolError)
 
 
 def error_of(failure: Failure) -> IsthmusError:
@@ -376,79 +349,15 @@ def error_for(code: str, message: str, site: str = "") -> IsthmusError:
     return error
 
 
-# ---------------------------------------------------------------- JSON
-
-
-def to_json(message: FromRank | FromGateway) -> dict[str, Any]:
-    """Return a message as a JSON object."""
-    if isinstance(message, Failure):
-        return message.to_line()
-    return {"op": message.op, **dataclasses.asdict(message)}
-
-
 def encode(message: FromRank | FromGateway) -> bytes:
     """Return a message serialised for the socket.
 
     Raises:
         LocalProtocolError: the message is too long.
     """
-    fields = to_json(message)
-    data = json.dumps(fields).encode()
+    data = line_of(message)
     if len(data) > LOCAL_MESSAGE_BYTES:
         raise LocalProtocolError(
-            f"a {fields['op']} message of {len(data)} bytes; {LOCAL_MESSAGE_BYTES} is the most"
+            f"a {message.op} message of {len(data)} bytes; {LOCAL_MESSAGE_BYTES} is the most"
         )
     return data
-
-
-def decode_from_rank(data: bytes) -> FromRank:
-    """Parse a message of a rank.
-
-    Raises:
-        LocalProtocolError: the bytes are no valid message; the error names the field.
-    """
-    try:
-        return _decode(data, _FROM_RANK)
-    except ValueError as error:
-        raise LocalProtocolError(str(error)) from error
-
-
-def decode_from_gateway(data: bytes) -> FromGateway:
-    """Parse a message of a gateway.
-
-    Raises:
-        RemoteProtocolError: the bytes are no valid message; the error names the field.
-    """
-    try:
-        return _decode(data, _FROM_GATEWAY)
-    except ValueError as error:
-        raise RemoteProtocolError(f"from the gateway: {error}") from error
-
-
-MessageT = TypeVar("MessageT")
-
-
-def _decode(data: bytes, kinds: Mapping[str, type[MessageT]]) -> MessageT:
-    """Parse a message of one of these kinds.
-
-    Raises:
-        ValueError: the bytes are no valid message, and why.
-    """
-    try:
-        fields = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not a JSON message: {text_of(error)}") from error
-    if not isinstance(fields, dict):
-        raise ValueError("a message must be a JSON object")  # noqa: TRY004
-    op = fields.pop("op", None)
-    kind = kinds.get(op) if isinstance(op, str) else None
-    if kind is None:
-        raise ValueError(f"unknown op {op!r:.100}")
-    try:
-        if kind is Failure:
-            return cast("MessageT", Failure.from_json(fields))
-        return read_json(kind, fields, str(op))
-    except ConfigError as error:
-        raise ValueError(error.problems[0].message) from error
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{op}: {text_of(error)}") from error

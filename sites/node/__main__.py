@@ -18,7 +18,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,13 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from isthmus.protos.control.v1.control_pb2 import BlobPart, Prepare
-from isthmus.protos.errors import IsthmusError
+from isthmus.protos.errors import IsthmusError, RemoteProtocolError
 from isthmus.protos.failure import Failure, reason_of, text_of
 from isthmus.protos.private_files import keep_private, private_folder
 from isthmus.protos.save_time import save_within_s
 from isthmus.protos.versions import build
+from isthmus.sites.gateway.agent_port import Address, Report
+from isthmus.sites.local.rank_messages import Metric
 from isthmus.sites.node.carried import blobs_of, missing_of
 from isthmus.sites.node.children import adopt_orphans, kill_descendants
 from isthmus.sites.node.failures import SiteError
@@ -48,7 +50,6 @@ from isthmus.sites.node.stream import (
     Answered,
     Call,
     End,
-    Endpoint,
     Failed,
     ForGateways,
     FromGateway,
@@ -69,7 +70,6 @@ from isthmus.sites.node.stream import (
 )
 from isthmus.sites.node.supervisor import Supervisor
 from isthmus.sites.silence import Silence, Standstills
-from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_fields import to_json
 from isthmus.topology.spec.json_lines import line_of
 from isthmus.topology.spec.run_spec import RunSpec
@@ -90,7 +90,7 @@ def main() -> int:
     adopt_orphans()
     try:
         return asyncio.run(_serve())
-    except (ConfigError, ValueError, OSError) as error:
+    except (IsthmusError, ValueError, OSError) as error:
         print(f"error: {text_of(error)}", file=sys.stderr)  # noqa: T201
         return 1
 
@@ -182,8 +182,8 @@ class _Service:
             silence.hear(time.monotonic())
             try:
                 message = AGENT_LINES.read(line)
-            except ConfigError as error:
-                log.warning("ending: the agent's message is not valid: %s", text_of(error))
+            except RemoteProtocolError as error:
+                log.warning("ending: %s", error)
                 return
             if isinstance(message, Call):
                 call = self._tasks.create_task(self._answer(message), name=message.op)
@@ -240,10 +240,7 @@ class _Service:
             raise SiteError("LAUNCH_FAILED", f"{call.op}: nothing was started here")
         match call:
             case StartGateways():
-                return tuple(
-                    Endpoint(gateway=each.gateway, host=each.host, port=each.port)
-                    for each in await supervisor.start_gateways()
-                )
+                return tuple(map(Address.of, await supervisor.start_gateways()))
             case WaitConnected():
                 await supervisor.wait_connected()
             case WaitProbed():
@@ -271,7 +268,11 @@ class _Service:
     async def _prepared(self) -> Supervisor:
         order, (prepare, spec) = self._order, self._run
         read = await asyncio.to_thread(make_order, prepare, spec, order.site, Path(order.state))
-        data = DataAtSite(read, Path(order.state), self._on_fetched)
+
+        def told(metric: Metric) -> None:
+            self._loop.call_soon_threadsafe(self._on_said, -1, metric)
+
+        data = DataAtSite(read, Path(order.state), told)
         try:
             await asyncio.to_thread(data.provide)
         finally:
@@ -302,12 +303,8 @@ class _Service:
         await supervisor.end(grace_s)
         return await kill_descendants(supervisor.children)
 
-    def _on_said(self, gateway: int, message: Mapping[str, Any]) -> None:
+    def _on_said(self, gateway: int, message: Report) -> None:
         self._say(FromGateway(gateway=gateway, message=message))
-
-    def _on_fetched(self, what: str, done: float, total: float) -> None:
-        message = {"op": "fetch", "what": what, "done": done, "total": total}
-        self._loop.call_soon_threadsafe(self._on_said, -1, message)
 
     def _on_failed(self, failure: Failure) -> None:
         self._say(Failed.of(failure))

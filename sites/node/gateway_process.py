@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import logging
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint
-from isthmus.protos.failure import Failure, reason_of
+from isthmus.protos.errors import RemoteProtocolError
+from isthmus.protos.failure import Failure, text_of
 from isthmus.protos.own_processes import own_command
+from isthmus.sites.gateway.agent_port import (
+    SAID,
+    Command,
+    Connected,
+    Joined,
+    Listening,
+    Probed,
+    Said,
+)
 from isthmus.sites.gateway.config import GatewayConfig
+from isthmus.sites.local.rank_messages import Failed
 from isthmus.sites.node.children import start_leashed
 from isthmus.sites.node.failures import describe_end
 from isthmus.sites.node.kernel_kills import KernelKills
@@ -88,17 +96,14 @@ class Gateway:
             )
         gateway = cls(config, node, process, log_path)
         gateway._kernel_kills = KernelKills()
-        gateway._write(line_of(config))
+        gateway.tell(config)
         return gateway
 
-    def tell(self, message: Mapping[str, Any]) -> None:
+    def tell(self, message: GatewayConfig | Command) -> None:
         """Send one command; if the gateway has ended, `read` notices."""
-        self._write(json.dumps(message).encode() + b"\n")
-
-    def _write(self, line: bytes) -> None:
         assert self.process.stdin is not None
         if not self.process.stdin.is_closing():
-            self.process.stdin.write(line)
+            self.process.stdin.write(line_of(message))
 
     def close(self) -> None:
         """Close the gateway's stdin, so that it leaves. Idempotent."""
@@ -122,11 +127,12 @@ class Gateway:
             if not line:
                 break
             try:
-                self._handle(json.loads(line), listener)
-            except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+                self._handle(SAID.read(line), listener)
+            except (RemoteProtocolError, ValueError) as error:
                 text = line[:200].decode(errors="replace").strip()
-                log.warning("gateway %d said %r: %s", self.index, text, reason_of(error))
-                on_failed(self._found("INTERNAL", f"its gateway said {text!r}"))
+                said = f"its gateway said {text!r}: {text_of(error)}"
+                log.warning("gateway %d: %s", self.index, said)
+                on_failed(self._found("INTERNAL", said))
         try:
             async with asyncio.timeout(None if self.closing else _EXIT_S):
                 exit_code = await self.process.wait()
@@ -136,22 +142,22 @@ class Gateway:
         if not self._failed and (exit_code != 0 or not self.closing):
             on_failed(self._ended(exit_code))
 
-    def _handle(self, message: Mapping[str, Any], listener: Listener) -> None:
-        match message["op"]:
-            case "listening":
+    def _handle(self, message: Said, listener: Listener) -> None:
+        match message:
+            case Listening(host=host, port=port):
                 self.endpoint = GatewayEndpoint(
-                    site=self._site, gateway=self.index, host=message["host"], port=message["port"]
+                    site=self._site, gateway=self.index, host=host, port=port
                 )
                 self.listening.set()
-            case "connected":
+            case Connected():
                 self.connected.set()
-            case "joined":
+            case Joined():
                 self.joined.set()
-            case "probed":
+            case Probed():
                 self.probed.set()
-            case "failed":
+            case Failed(failure=failure):
                 self._failed = True
-                listener.on_failed(self._reported(Failure.from_json(message)))
+                listener.on_failed(self._reported(failure))
             case _:
                 listener.on_said(self.index, message)
 

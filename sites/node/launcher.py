@@ -46,10 +46,10 @@ from torch.distributed.run import get_args_parser, run
 
 from isthmus.protos.failure import Failure
 from isthmus.protos.own_processes import own_command
+from isthmus.sites.local.rank_messages import Failed
 from isthmus.sites.node.kernel_kills import KernelKills
 from isthmus.sites.node.rank_failures import (
     PID_FILE,
-    RankFailed,
     cause_first,
     describe_failure,
     explain_crash,
@@ -254,7 +254,7 @@ def _speaker() -> Callable[[Failure], None]:
     def say(failure: Failure) -> None:
         # If the parent has gone, this process is about to be killed.
         with speaking, contextlib.suppress(OSError):
-            os.write(descriptor, line_of(RankFailed(failure=failure)))
+            os.write(descriptor, line_of(Failed(failure=failure)))
 
     return say
 

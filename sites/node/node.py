@@ -6,12 +6,13 @@ another machine, over a stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint
 from isthmus.protos.failure import Failure
+from isthmus.sites.gateway.agent_port import Command, Report
 from isthmus.sites.node.log_files import Lines
 from isthmus.sites.node.rank_stacks import RankStack
 
@@ -20,10 +21,10 @@ from isthmus.sites.node.rank_stacks import RankStack
 class Listener:
     """Callbacks for messages and failures of a node's processes."""
 
-    on_said: Callable[[int, Mapping[str, Any]], None]
-    """Called with a gateway's number at the site and its message to the agent.
+    on_said: Callable[[int, Report], None]
+    """Called with a gateway's number at the site and its message to the agent; -1: the node's own.
 
-    Raises KeyError, TypeError or ValueError if the message is not valid.
+    Raises ValueError if the message is not valid.
     """
     on_failed: Callable[[Failure], None]
 
@@ -37,7 +38,7 @@ class Node(Protocol):
     async def start_gateways(self) -> list[GatewayEndpoint]:
         """Start the node's gateways and return their addresses for other sites."""
 
-    def tell_gateways(self, message: Mapping[str, Any]) -> None:
+    def tell_gateways(self, message: Command) -> None:
         """Send one command to each gateway."""
 
     async def wait_connected(self) -> None:

@@ -8,17 +8,18 @@ This module does not import torch, because the agent uses it too.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGTERM, SIGXCPU, SIGXFSZ
-from typing import Any, ClassVar
+from typing import Any
 
 from isthmus.protos.catalogue import CATALOGUE
+from isthmus.protos.errors import RemoteProtocolError
 from isthmus.protos.failure import Failure, one_line
+from isthmus.sites.local.rank_messages import Failed
 from isthmus.topology.spec.json_lines import Kinds
 
 COLLATERAL_EXIT_CODE = 75
@@ -30,18 +31,7 @@ LAST_BYTES = 4096
 """Bytes at the end of a rank's stderr that are searched for its last line."""
 PID_FILE = "pid"
 """File beside a rank's error.json, which the rank writes as the first thing it does."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RankFailed:
-    """A failure, in a line of the launcher to its parent on the same machine."""
-
-    op: ClassVar[str] = "failed"
-    failure: Failure
-    """Its `at_s` holds for the reader, too: the clock is the machine's."""
-
-
-LAUNCHER_LINES: Kinds[RankFailed] = Kinds(RankFailed)
+LAUNCHER_LINES: Kinds[Failed] = Kinds("launcher to supervisor", Failed, RemoteProtocolError)
 """The kinds of lines that a launcher writes."""
 
 _CRASHES = {

@@ -15,7 +15,9 @@ from typing import IO
 
 import fsspec
 
+from isthmus.protos import metrics
 from isthmus.protos.failure import reason_of, text_of
+from isthmus.sites.local.rank_messages import Metric
 from isthmus.sites.node.failures import SiteError
 from isthmus.sites.node.order import DATA, SiteOrder
 from isthmus.topology.spec.site_data import SiteData
@@ -26,8 +28,13 @@ TRIES = 5
 AGAIN_S = 1.0
 TOLD_S = 1.0
 
-Told = Callable[[str, float, float], None]
-"""What is fetched or checked, how many bytes of it are done, and how many there are; 0: unknown."""
+Told = Callable[[Metric], None]
+
+
+def fetched(what: str, done_bytes: float, total_bytes: float) -> Metric:
+    """Return a report of what is fetched or checked before the ranks start; 0 bytes: unknown."""
+    values = {metrics.DONE_BYTES: done_bytes, metrics.TOTAL_BYTES: total_bytes}
+    return Metric(kind=metrics.FETCH, values=values, labels={metrics.WHAT: what})
 
 
 class _NotWantedError(Exception):
@@ -163,7 +170,7 @@ class DataAtSite:
                 raise _NotWantedError
             done_bytes += len(part)
             if time.monotonic() >= next_s:
-                self._told(what, done_bytes, num_bytes)
+                self._told(fetched(what, done_bytes, num_bytes))
                 next_s = time.monotonic() + TOLD_S
             yield part
 
@@ -184,7 +191,8 @@ class DataAtSite:
                 with contextlib.suppress(BlockingIOError):
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
-                self._told(f"waiting for {place.name}, which another machine fetches", 0, 0)
+                what = f"waiting for {place.name}, which another machine fetches"
+                self._told(fetched(what, 0, 0))
                 if self._stopping.wait(AGAIN_S):
                     raise _NotWantedError
             yield

@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args
+from typing import Any, ClassVar, Generic, TypeVar
 
-from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint
+from isthmus.protos.errors import RemoteProtocolError
 from isthmus.protos.failure import Failure
+from isthmus.sites.gateway.agent_port import Address, Command, Report
 from isthmus.sites.node.failures import SiteError
 from isthmus.sites.node.rank_stacks import RankStack
+from isthmus.topology.spec.json_fields import Message
 from isthmus.topology.spec.json_lines import Kinds
 
 T_co = TypeVar("T_co", covariant=True)
@@ -26,11 +28,9 @@ ORDER_S = 60.0
 """Time from the greeting to the order."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NodeOrder:
+class NodeOrder(Message):
     """The order of one node for a run: the agent's first line."""
 
-    op: ClassVar[str] = "order"
     site: str
     node: int
     prepare: str
@@ -53,11 +53,8 @@ class NodeOrder:
     heartbeat_s: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Alive:
+class Alive(Message):
     """Either end's heartbeat."""
-
-    op: ClassVar[str] = "alive"
 
 
 # ---------------------------------------------------------------- agent to node
@@ -66,134 +63,89 @@ SourceLines = tuple[tuple[str, tuple[str, ...]], ...]
 """Log lines by their source (`Lines`, sites/node/log_files.py)."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """The address of one of the node's gateways, for other sites."""
-
-    gateway: Annotated[int, (1 << 31) - 1]
-    host: str
-    port: Annotated[int, (1 << 16) - 1]
-
-    def at(self, site: str) -> GatewayEndpoint:
-        """Return the address as other sites get it."""
-        return GatewayEndpoint(site=site, gateway=self.gateway, host=self.host, port=self.port)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Call(Generic[T_co]):
+class Call(Message, Generic[T_co]):
     """A call of the node: a method of `Node` (sites/node/node.py), or a part of the run's files."""
 
-    op: ClassVar[str]
     answer: ClassVar[Any] = None
     """Type of the result; None: there is none."""
     id: int
     """Number of the call, which its answer repeats."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MissingBlobs(Call[tuple[str, ...]]):
     """Which blobs of the run's carried folder the node lacks, by digest."""
 
-    op: ClassVar[str] = "missing_blobs"
     answer: ClassVar[Any] = tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TakeBlob(Call[None]):
     """Gives the node a part of a blob."""
 
-    op: ClassVar[str] = "take_blob"
     part: str
     """BlobPart, serialised, in base64."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StartGateways(Call[tuple[Endpoint, ...]]):
+class StartGateways(Call[tuple[Address, ...]]):
     """`Node.start_gateways`."""
 
-    op: ClassVar[str] = "start_gateways"
-    answer: ClassVar[Any] = tuple[Endpoint, ...]
+    answer: ClassVar[Any] = tuple[Address, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WaitConnected(Call[None]):
     """`Node.wait_connected`."""
 
-    op: ClassVar[str] = "wait_connected"
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WaitProbed(Call[None]):
     """`Node.wait_probed`."""
 
-    op: ClassVar[str] = "wait_probed"
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WaitJoined(Call[None]):
     """`Node.wait_joined`."""
 
-    op: ClassVar[str] = "wait_joined"
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunRanks(Call[None]):
     """`Node.run_ranks`."""
 
-    op: ClassVar[str] = "run_ranks"
     endpoint: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Leave(Call[None]):
     """`Node.leave`."""
 
-    op: ClassVar[str] = "leave"
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Look(Call[RankStack | None]):
     """`Node.look`."""
 
-    op: ClassVar[str] = "look"
     answer: ClassVar[Any] = RankStack | None
     rank: int
     only_stopped: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLogs(Call[tuple[SourceLines, int]]):
     """`Node.read_logs`."""
 
-    op: ClassVar[str] = "read_logs"
     answer: ClassVar[Any] = tuple[SourceLines, int]
     budget_bytes: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLogEnds(Call[SourceLines]):
     """`Node.read_log_ends`."""
 
-    op: ClassVar[str] = "read_log_ends"
     answer: ClassVar[Any] = SourceLines
     first: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class End(Call[bool]):
     """`Node.end`."""
 
-    op: ClassVar[str] = "end"
     answer: ClassVar[Any] = bool
     grace_s: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ForGateways:
+class ForGateways(Message):
     """A command for each of the node's gateways."""
 
-    op: ClassVar[str] = "for_gateways"
-    command: Mapping[str, Any]
+    command: Command
 
 
 AgentLine = (
@@ -212,30 +164,26 @@ AgentLine = (
     | End
     | ForGateways
 )
-AGENT_LINES: Kinds[AgentLine] = Kinds(*get_args(AgentLine))
+AGENT_LINES: Kinds[AgentLine] = Kinds("agent to node", AgentLine, RemoteProtocolError)
 """The kinds of lines that an agent sends after its order."""
-ORDERS: Kinds[NodeOrder] = Kinds(NodeOrder)
+ORDERS: Kinds[NodeOrder] = Kinds("agent to node", NodeOrder, RemoteProtocolError)
 """An agent's first line."""
 
 
 # ---------------------------------------------------------------- node to agent
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class Answered(Message):
     """A call's result."""
 
-    op: ClassVar[str] = "answered"
     id: int
     result: Any
     """Read by the call's `answer`."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class Refused(Message):
     """A call's error."""
 
-    op: ClassVar[str] = "refused"
     id: int
     code: str
     message: str
@@ -266,20 +214,16 @@ class Refused:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FromGateway:
+class FromGateway(Message):
     """A gateway's message to the agent; from gateway -1: the node's own."""
 
-    op: ClassVar[str] = "from_gateway"
     gateway: int
-    message: Mapping[str, Any]
+    message: Report
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class Failed(Message):
     """A failure on the node, with its age, because two machines' clocks differ."""
 
-    op: ClassVar[str] = "failed"
     failure: Failure
     age_s: float
 
@@ -294,5 +238,5 @@ class Failed:
 
 
 NodeLine = Alive | Answered | Refused | FromGateway | Failed
-NODE_LINES: Kinds[NodeLine] = Kinds(*get_args(NodeLine))
+NODE_LINES: Kinds[NodeLine] = Kinds("node to agent", NodeLine, RemoteProtocolError)
 """The kinds of lines that a node sends after its greeting."""

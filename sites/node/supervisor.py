@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from signal import SIGTERM
-from typing import Any
 
+from isthmus.protos import metrics
 from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint, Namespace
 from isthmus.protos.security import InsecureAddressError, require_protected
 from isthmus.protos.training_part import CURE, what_lacks
+from isthmus.sites.gateway.agent_port import Command
 from isthmus.sites.local.entry_folder import newest_whole, remove_states
+from isthmus.sites.local.rank_messages import Metric
 from isthmus.sites.node.children import send, wait_ended
 from isthmus.sites.node.failures import SiteError
 from isthmus.sites.node.gateway_configs import gateway_config
@@ -134,7 +136,9 @@ class Supervisor:
         return f"{machine} cannot train, for {lack}: {CURE}"
 
     def _tell_trouble(self, what: str) -> None:
-        self._listener.on_said(-1, {"op": "trouble", "node": self._node, "what": what})
+        node = f"node {self._node}: " if self._order.site.nodes > 1 else ""
+        labels = {metrics.REASON: f"{node}{what}"}
+        self._listener.on_said(-1, Metric(kind=metrics.TROUBLE, labels=labels))
 
     def _remove_states(self) -> None:
         """Remove training states that earlier processes left.
@@ -145,7 +149,7 @@ class Supervisor:
         folder = self._order.node_folder(self._node)
         remove_states(folder, but=newest_whole(folder) if self._order.returns else None)
 
-    def tell_gateways(self, message: Mapping[str, Any]) -> None:
+    def tell_gateways(self, message: Command) -> None:
         """Send one command to each gateway."""
         for gateway in self._gateways:
             gateway.tell(message)

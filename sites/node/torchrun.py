@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from isthmus.protos.errors import RemoteProtocolError
 from isthmus.protos.failure import Failure, text_of
 from isthmus.protos.own_processes import own_command
 from isthmus.protos.private_files import users_umask
@@ -20,7 +21,6 @@ from isthmus.sites.node.failures import describe_end, rank_failure
 from isthmus.sites.node.kernel_kills import KernelKills
 from isthmus.sites.node.order import SiteOrder
 from isthmus.sites.node.rank_failures import LAUNCHER_LINES, last_words
-from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.job_environment import LEFT_OVER
 
 TORCHRUN_LOG = "torchrun.log"
@@ -99,7 +99,7 @@ class Torchrun:
         while line := await self._next_line(self.process.stdout):
             try:
                 failure = LAUNCHER_LINES.read(line).failure
-            except ConfigError as error:
+            except RemoteProtocolError as error:
                 log.warning("the launcher of node %d said: %s", self._node, text_of(error))
                 continue
             self._has_told = True

@@ -12,6 +12,7 @@ from isthmus.orchestrator.cli.display import PLAIN_EVERY_S, NoteLines, PlainProg
 from isthmus.orchestrator.cli.output import Output
 from isthmus.orchestrator.cli.views import event_line, log_line, run_lines, run_view
 from isthmus.orchestrator.coordinator.control_messages import event_from
+from isthmus.orchestrator.core.first_failure import detail_of
 from isthmus.orchestrator.evidence.view import formats
 from isthmus.orchestrator.evidence.view.live import MOST_LINKS
 from isthmus.protos.catalogue import ExitCode
@@ -107,7 +108,7 @@ def test_a_mistake_that_several_ranks_report_is_told_once(
     ]
     events = [
         control_pb2.Event(
-            sequence=at, kind="failure.reported", detail_json=json.dumps(each.to_json())
+            sequence=at, kind="failure.reported", detail_json=json.dumps(detail_of(each))
         )
         for at, each in enumerate(reported, start=1)
     ]

@@ -6,11 +6,9 @@ What is decided is the product's, and so is what passes from there to gateways a
 from __future__ import annotations
 
 import io
-import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from isthmus.orchestrator.coordinator.run_epochs import (
     epoch_message,
@@ -36,7 +34,9 @@ from isthmus.orchestrator.core.run_events import (
 from isthmus.protos import metrics
 from isthmus.protos.control.v1.control_pb2 import Resumed, Settled
 from isthmus.sites.agent.site_gateways import EpochChange
-from isthmus.sites.gateway.agent_port import Resume, Settle, read_commands
+from isthmus.sites.gateway import agent_port
+from isthmus.sites.local.rank_messages import Metric
+from isthmus.topology.spec.json_lines import line_of
 from isthmus.topology.spec.run_spec import RunSpec
 from tests.fakes.gateway_sites import Member
 from tests.fakes.run_worlds import read_again
@@ -64,21 +64,21 @@ class Coordinated:
     def look(self) -> None:
         """Take what gateways have said, and have them do what follows."""
         for site, member in self._members.items():
-            said = member.messages[self._num_read[site] :]
+            said = member.said[self._num_read[site] :]
             self._num_read[site] += len(said)
             for each in said:
                 self._take(site, each)
 
-    def _take(self, site: str, said: Mapping[str, Any]) -> None:
-        match said["op"]:
-            case "rank_left":
+    def _take(self, site: str, said: agent_port.Said) -> None:
+        match said:
+            case agent_port.RankLeft(round=round_):
                 rounds = self._last_rounds[site]
-                rounds.append(said["round"])
+                rounds.append(round_)
                 if len(rounds) == self._ranks[site]:
                     self._handle(SiteDone(site, max(rounds)))
-            case "metric" if said["kind"] == metrics.LINK:
-                self._handle(RoundBegun(site, said["step"]))
-            case "settled" | "resumed":
+            case Metric(kind=metrics.LINK, step=step):
+                self._handle(RoundBegun(site, step))
+            case agent_port.Settled() | agent_port.Resumed():
                 self._agents[site].answered(said)
 
     def _handle(self, event: Event) -> None:
@@ -107,14 +107,14 @@ class Coordinated:
             case SendCancel():
                 self._agents[action.site].cancel(action.epoch)
 
-    def _tell(self, site: str, line: Mapping[str, Any]) -> None:
+    def _tell(self, site: str, command: agent_port.Command) -> None:
         gateway = self._members[site].gateway
-        for command in read_commands(io.BytesIO(json.dumps(line).encode() + b"\n")):
-            match command:
-                case Settle():
-                    gateway.settle(command)
-                case Resume():
-                    gateway.resume(command)
+        for told in agent_port.read_commands(io.BytesIO(line_of(command))):
+            match told:
+                case agent_port.Settle():
+                    gateway.settle(told)
+                case agent_port.Resume():
+                    gateway.resume(told)
 
     def _hear(self, site: str, answer: Settled | Resumed) -> None:
         if isinstance(answer, Settled):

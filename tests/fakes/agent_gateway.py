@@ -27,6 +27,11 @@ def say(**message: object) -> None:
     sys.stdout.flush()
 
 
+def fail(**failure: object) -> None:
+    """Tell the agent that the gateway ends."""
+    say(op="failed", failure=failure)
+
+
 class Gateway:
     """Serves its ranks until its stdin ends."""
 
@@ -85,7 +90,7 @@ class Gateway:
                 number = self.ranks.pop(rank)
                 if number not in self.left:
                     text = f"rank {number} went away without leaving"
-                    say(op="failed", code="RANK_LOST", message=text, rank=number, collateral=True)
+                    fail(code="RANK_LOST", message=text, rank=number, is_collateral=True)
                     sys.exit(1)
 
     def all_joined(self) -> None:
@@ -96,7 +101,7 @@ class Gateway:
             sys.stdout.flush()
         if FAULT == "fail":
             text = "site c cannot be reached"
-            say(op="failed", code="PEER_LOST", message=text, site="c", rank=-1, collateral=False)
+            fail(code="PEER_LOST", message=text, site="c")
             sys.exit(1)
         if FAULT == "flood":
             for step in range(FLOOD):
@@ -111,9 +116,7 @@ def main() -> int:
     line = b""
     while not line.endswith(b"\n"):
         line += os.read(0, 1)  # unbuffered: the rest is polled for
-    message = json.loads(line)
-    assert message.pop("op") == "configure"
-    return Gateway(message).serve()
+    return Gateway(json.loads(line)).serve()
 
 
 if __name__ == "__main__":

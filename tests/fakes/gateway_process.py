@@ -6,19 +6,20 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from isthmus.orchestrator.core.run_events import SiteNamespace
 from isthmus.protos.own_processes import leashed, own_command
+from isthmus.sites.gateway.agent_port import Address, Connect
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.node.gateway_process import MALLOC
+from isthmus.topology.spec.json_fields import Message
 from isthmus.topology.spec.json_lines import line_of
-from tests.fakes.gateway_rank import DEADLINE_S
+from tests.fakes.gateway_rank import DEADLINE_S, Heard
 
 
-class GatewayProcess:
+class GatewayProcess(Heard):
     """One process; killed at the end if it has not ended.
 
     Args:
@@ -27,10 +28,9 @@ class GatewayProcess:
     """
 
     def __init__(self, log: Path, place: SiteNamespace | None = None) -> None:
+        super().__init__()
         self.host = place.address if place else "127.0.0.1"
         self.config: GatewayConfig
-        self.lines: list[Mapping[str, Any]] = []
-        self._changed = threading.Condition()
         self._log = log.open("wb")
         self.process = subprocess.Popen(
             leashed(
@@ -63,39 +63,24 @@ class GatewayProcess:
         self.process.stdin.write(line + b"\n")
         self.process.stdin.flush()
 
-    def tell(self, message: Mapping[str, object]) -> None:
+    def tell(self, message: Message) -> None:
         """Write one line as an agent does."""
-        self.say(json.dumps(message).encode())
+        self.say(line_of(message).rstrip())
 
     def configure(self, config: GatewayConfig) -> None:
         """Write the first line."""
         self.config = config
-        self.say(line_of(config).rstrip())
+        self.tell(config)
 
     def connect(self, *peers: GatewayProcess) -> None:
         """Say where the gateways of other sites listen, which have been configured."""
-        endpoints = [
-            {
-                "site": peer.config.site,
-                "gateway": peer.config.gateway,
-                "host": peer.host,
-                "port": peer.wait("listening")["port"],
-            }
-            for peer in peers
-        ]
-        self.say(json.dumps({"op": "connect", "peers": endpoints}).encode())
+        self.tell(Connect(peers=tuple(peer.address for peer in peers)))
 
-    def wait(self, op: str, deadline_s: float = DEADLINE_S, **wanted: object) -> Mapping[str, Any]:
-        """Return the first line of that kind and with these fields, waiting for it."""
-
-        def is_there() -> bool:
-            return self._find(op, wanted) is not None
-
-        with self._changed:
-            assert self._changed.wait_for(is_there, deadline_s), (op, wanted)
-            found = self._find(op, wanted)
-        assert found is not None
-        return found
+    @property
+    def address(self) -> Address:
+        """Where it listens; it has been configured."""
+        config, port = self.config, self.wait("listening")["port"]
+        return Address(site=config.site, gateway=config.gateway, host=self.host, port=port)
 
     def end(self) -> int:
         """Close stdin and return the exit status."""
@@ -103,13 +88,7 @@ class GatewayProcess:
         self.process.stdin.close()
         return self.process.wait(DEADLINE_S)
 
-    def _find(self, op: str, wanted: Mapping[str, object]) -> Mapping[str, Any] | None:
-        found = {"op": op, **wanted}.items()
-        return next((line for line in self.lines if found <= line.items()), None)
-
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            with self._changed:
-                self.lines.append(json.loads(line))
-                self._changed.notify_all()
+            self.hear(json.loads(line))

@@ -6,6 +6,8 @@ import json
 import mmap
 import os
 import socket
+import threading
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +17,38 @@ Floats = npt.NDArray[np.float32]
 
 DEADLINE_S = 30.0
 """By then a gateway has answered, even on a busy machine."""
+
+
+def flat(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a gateway's message; a failure's fields are the message's own."""
+    return {**message, **message.get("failure", {})}
+
+
+class Heard:
+    """What a gateway has said to its agent, as JSON has it."""
+
+    def __init__(self) -> None:
+        self.messages: list[Mapping[str, Any]] = []
+        self.changed = threading.Condition()
+
+    def hear(self, message: dict[str, Any]) -> None:
+        """Keep a message."""
+        with self.changed:
+            self.messages.append(flat(message))
+            self.changed.notify_all()
+
+    def wait(self, op: str, deadline_s: float = DEADLINE_S, **wanted: object) -> Mapping[str, Any]:
+        """Return the first message of that kind and with these fields, waiting for it."""
+        looked_for = {"op": op, **wanted}.items()
+
+        def found() -> Mapping[str, Any] | None:
+            return next((each for each in self.messages if looked_for <= each.items()), None)
+
+        with self.changed:
+            assert self.changed.wait_for(found, deadline_s), (op, wanted, self.messages)
+            message = found()
+        assert message is not None
+        return message
 
 
 class GatewayRank:
@@ -46,7 +80,7 @@ class GatewayRank:
     def receive(self) -> dict[str, Any]:
         """Return the next message but those about members; {} at the end of the connection."""
         while data := self._socket.recv(128 << 10):
-            message: dict[str, Any] = json.loads(data)
+            message = flat(json.loads(data))
             if message["op"] != "members":
                 return message
         return {}

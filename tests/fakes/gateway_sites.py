@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from isthmus.protos.frame import ChunkKey, Frame, Kind
+from isthmus.sites.gateway.agent_port import Said
 from isthmus.sites.gateway.config import GatewayConfig, PeerLink
 from isthmus.sites.gateway.gateway import Gateway
 from isthmus.sites.gateway.links.transport import Peer
+from isthmus.topology.spec.json_fields import to_json
 from isthmus.topology.spec.reduction_plan import ReductionPlan
-from tests.fakes.gateway_rank import DEADLINE_S, Floats, GatewayRank
+from tests.fakes.gateway_rank import DEADLINE_S, Floats, GatewayRank, Heard
 from tests.fakes.tcp_proxy import TcpProxy
 
 GATHER_2 = ReductionPlan(2, (), "")
@@ -63,13 +65,13 @@ def gateway_config(
     return GatewayConfig(**{**fields, **changes})
 
 
-class Member:
+class Member(Heard):
     """One gateway, and what it told its agent."""
 
     def __init__(self, config: GatewayConfig) -> None:
+        super().__init__()
         self.config = config
-        self.messages: list[Mapping[str, Any]] = []
-        self.changed = threading.Condition()
+        self.said: list[Said] = []
         self.gateway = Gateway(config, self._write)
         self.gateway.start()
         self._main = threading.Thread(target=self._run, name=f"main-{config.site}", daemon=True)
@@ -80,25 +82,9 @@ class Member:
         assert self.gateway.wait_ended(10 * DEADLINE_S)
         self.gateway.close()
 
-    def _write(self, message: Mapping[str, Any]) -> None:
-        with self.changed:
-            self.messages.append(message)
-            self.changed.notify_all()
-
-    def wait(self, op: str, **wanted: object) -> Mapping[str, Any]:
-        """Return the first message of that kind, waiting for it."""
-
-        def found() -> Mapping[str, Any] | None:
-            for message in self.messages:
-                if message["op"] == op and wanted.items() <= message.items():
-                    return message
-            return None
-
-        with self.changed:
-            assert self.changed.wait_for(found, DEADLINE_S), (op, wanted, self.messages)
-            message = found()
-        assert message is not None
-        return message
+    def _write(self, message: Said) -> None:
+        self.said.append(message)
+        self.hear(to_json(message))
 
     def end(self) -> Mapping[str, Any] | None:
         """Wait until the gateway has ended; return the failure, if there was one."""

@@ -159,7 +159,8 @@ class FakeGateways:
             case "join":
                 connection.rank = message["rank"]
                 if message["generation"] != 1:
-                    connection.send(op="failed", code="STALE_GENERATION", message="old", site="")
+                    failure = {"code": "STALE_GENERATION", "message": "old"}
+                    connection.send(op="failed", failure=failure)
                     return
                 connection.send(
                     op="welcome",
@@ -228,7 +229,7 @@ class FakeGateways:
         for each in self._connections:
             with contextlib.suppress(OSError):  # It may be the one that died.
                 if message is not None:
-                    each.send(op="failed", **message)
+                    each.send(op="failed", failure=message)
                 each.socket.shutdown(socket.SHUT_RDWR)
 
     def _finish(self, key: tuple[int, int]) -> None:

@@ -55,7 +55,7 @@ def run_with_gateways(
     with gateway_processes(folder, codec, ranks_per_site) as (processes, paths):
         codes = run_ranks(folder, paths, ranks_per_site, program, job)
         assert {process.end() for process in processes} == {0}
-        lines = [process.lines for process in processes]
+        lines = [process.messages for process in processes]
     assert len(codes) == sum(ranks_per_site)
     assert set(codes.values()) == {0}
     return results(folder), lines

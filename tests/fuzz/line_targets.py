@@ -26,15 +26,21 @@ from isthmus.orchestrator.emulator.emulator_config import (
 )
 from isthmus.orchestrator.emulator.link_shape import LinkShape
 from isthmus.orchestrator.run_folder.home import ANNOUNCED, RunFolder
-from isthmus.protos.errors import LocalProtocolError
+from isthmus.protos.errors import LocalProtocolError, RemoteProtocolError
 from isthmus.protos.failure import Failure
-from isthmus.sites.gateway.agent_port import read_commands, read_configuration
-from isthmus.sites.local.rank_messages import decode_from_rank
+from isthmus.sites.gateway.agent_port import (
+    Connected,
+    Joined,
+    Listening,
+    Said,
+    read_commands,
+    read_configuration,
+)
+from isthmus.sites.local.rank_messages import FROM_RANK, Failed, Metric
 from isthmus.sites.node.gateway_process import Gateway
 from isthmus.sites.node.node import Listener
 from isthmus.sites.node.rank_failures import (
     LAUNCHER_LINES,
-    RankFailed,
     cause_first,
     describe_failure,
     write_error_file,
@@ -122,21 +128,14 @@ def _command_samples() -> list[bytes]:
 
 def _gateway_samples() -> list[bytes]:
     values = {"sent_bytes": 12.0, "rtt_s": 0.01}
-    said: list[dict[str, Any]] = [
-        {"op": "listening", "host": "127.0.0.1", "port": 4000},
-        {"op": "connected"},
-        {"op": "joined", "ranks": [0, 1]},
-        {"op": "metric", "kind": "link", "rank": -1, "step": -1, "values": values, "labels": {}},
-        {
-            "op": "failed",
-            "code": "PEER_LOST",
-            "message": "gone",
-            "site": "ash",
-            "rank": -1,
-            "collateral": False,
-        },
+    said: list[Said] = [
+        Listening(host="127.0.0.1", port=4000),
+        Connected(),
+        Joined(ranks=(0, 1)),
+        Metric(kind="link", values=values),
+        Failed(failure=Failure(code="PEER_LOST", message="gone", site="ash")),
     ]
-    return [b"".join(map(line, said)), *map(line, said)]
+    return [b"".join(map(line_of, said)), *map(line_of, said)]
 
 
 def _hear_gateway(data: bytes) -> None:
@@ -211,7 +210,7 @@ def _failures_samples() -> list[bytes]:
         exit_code=-9,
         log_path="/run/stderr.log",
     )
-    return [line_of(RankFailed(failure=failure))]
+    return [line_of(Failed(failure=failure))]
 
 
 def _describe(data: bytes) -> None:
@@ -233,7 +232,7 @@ def _announced(data: bytes) -> None:
 
 
 LINE_TARGETS = (
-    _target("rank-message", decode_from_rank, (LocalProtocolError,), _rank_samples),
+    _target("rank-message", FROM_RANK.read, (LocalProtocolError,), _rank_samples),
     _target(
         "gateway-configuration",
         lambda data: read_configuration(io.BytesIO(data)),
@@ -251,7 +250,7 @@ LINE_TARGETS = (
     _emulator_target("netns-configuration", NetnsConfig, _netns_samples),
     _emulator_target("emulator-change", Apply, _apply_samples),
     _emulator_target("emulator-up", Up, _up_samples),
-    _target("failures-file", _failures_of, (ConfigError,), _failures_samples),
+    _target("failures-file", _failures_of, (RemoteProtocolError,), _failures_samples),
     _target("error-file", _describe, (), _error_samples),
     _target(
         "coordinator-file",

@@ -67,9 +67,7 @@ def _heard_samples() -> list[bytes]:
     }
     failed: dict[str, Any] = {
         "op": "failed",
-        "code": "PEER_LOST",
-        "message": "birch is gone",
-        "site": "birch",
+        "failure": {"code": "PEER_LOST", "message": "birch is gone", "site": "birch"},
     }
     whole = [welcome, {**reduced, "times": times}, failed]
     return [b"".join(map(line, whole)), line({**welcome, "encoding": None})]

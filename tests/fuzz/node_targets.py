@@ -10,8 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
+from isthmus.protos.errors import RemoteProtocolError
 from isthmus.protos.failure import Failure
 from isthmus.sites.agent.remote_node import RemoteNode
+from isthmus.sites.gateway.agent_port import Address, Cancel
+from isthmus.sites.local.rank_messages import Metric
 from isthmus.sites.node.failures import SiteError
 from isthmus.sites.node.node import Listener
 from isthmus.sites.node.rank_stacks import RankStack
@@ -20,7 +23,6 @@ from isthmus.sites.node.stream import (
     ORDERS,
     Alive,
     Answered,
-    Endpoint,
     Failed,
     ForGateways,
     FromGateway,
@@ -32,9 +34,8 @@ from isthmus.sites.node.stream import (
     StartGateways,
     WaitJoined,
 )
-from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.json_fields import to_json
-from isthmus.topology.spec.json_lines import Message, line_of
+from isthmus.topology.spec.json_fields import Message, to_json
+from isthmus.topology.spec.json_lines import line_of
 from tests.fuzz.line_targets import json_bytes
 from tests.fuzz.target import Target
 
@@ -60,7 +61,7 @@ ORDER = NodeOrder(
 def _calls() -> list[bytes]:
     messages: list[Message] = [
         Alive(),
-        ForGateways(command={"op": "cancel", "epoch": 2}),
+        ForGateways(command=Cancel(epoch=2)),
         StartGateways(id=0),
         WaitJoined(id=1),
         Leave(id=2),
@@ -117,12 +118,12 @@ async def _status_0() -> int:
 
 def _said() -> list[bytes]:
     failure = Failure(code="RANK_KILLED", message="gone", at_s=0.0, site="a", rank=1)
-    endpoint = Endpoint(gateway=1, host="10.0.0.8", port=4000)
+    endpoint = Address(site="a", gateway=1, host="10.0.0.8", port=4000)
     stack = RankStack(False, ("train.py:3",), "/state/stacks")
     messages: list[Message] = [
         Alive(),
         Failed.of(failure),
-        FromGateway(gateway=2, message={"op": "metric"}),
+        FromGateway(gateway=2, message=Metric(kind="step")),
         Answered(id=0, result=to_json((endpoint,))),
         Refused.of(0, SiteError("GATEWAY_EXITED", "gone", gateway=1)),
         Answered(id=1, result=to_json(stack)),
@@ -135,14 +136,14 @@ NODE_TARGETS = (
     Target(
         name="node-order",
         decode=ORDERS.read,
-        refusals=(ConfigError,),
+        refusals=(RemoteProtocolError,),
         samples=lambda: [line_of(ORDER)],
         most_bytes=json_bytes,
     ),
     Target(
         name="node-calls",
         decode=AGENT_LINES.read,
-        refusals=(ConfigError,),
+        refusals=(RemoteProtocolError,),
         samples=_calls,
         most_bytes=json_bytes,
     ),

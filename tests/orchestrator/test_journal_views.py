@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.orchestrator.core.first_failure import detail_of
 from isthmus.orchestrator.core.journaled_run import JournaledRun, RecordedEvent
 
 JOURNALS = sorted((Path(__file__).parent / "journals").glob("*.json"))
@@ -27,7 +28,7 @@ def seen(view: JournaledRun) -> dict[str, Any]:
         "priority": view.priority,
         "reason_code": view.reason_code,
         "reason": view.reason,
-        "failure": view.failure.to_json() if view.failure else None,
+        "failure": detail_of(view.failure) if view.failure else None,
         "sites": {name: [site.state, site.host] for name, site in view.sites.items()},
         "begin_with": view.begin_with,
         "members": view.taking_part,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -24,21 +22,6 @@ FAILURE = Failure(
     log_path="/log",
     is_collateral=True,
 )
-
-
-def test_it_is_the_same_after_json() -> None:
-    read = Failure.from_json(json.loads(json.dumps(FAILURE.to_json())))
-    assert read == replace(FAILURE, at_s=0.0)
-    assert Failure.from_json({**FAILURE.to_json(), "at_s": 10.0, "newer": 1}) == FAILURE
-    assert Failure.from_json(FAILURE.to_line()) == replace(FAILURE, at_s=0.0)
-
-
-@pytest.mark.parametrize(
-    "fields", [{"rank": "2"}, {"rank": 2**31}, {"code": 3}, {"collateral": "no"}, {"at_s": None}]
-)
-def test_json_of_another_type_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match=next(iter(fields))):
-        Failure.from_json({**FAILURE.to_json(), **fields})
 
 
 def test_a_gateways_place_is_on_a_node() -> None:

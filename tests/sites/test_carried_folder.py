@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from isthmus.orchestrator.packing import pack
+from isthmus.protos import metrics
 from isthmus.protos.blobs import Blobs
 from isthmus.protos.control.v1.control_pb2 import BlobPart
 from isthmus.protos.errors import CorruptDataError, PeerLostError, RemoteProtocolError
 from isthmus.sites.agent import carried as fetching
+from isthmus.sites.local.rank_messages import Metric
 from isthmus.sites.node import carried
 from isthmus.sites.node.failures import SiteError
 from isthmus.topology.spec.carried_folder import (
@@ -155,7 +157,7 @@ def test_links_that_lead_out_through_each_other_are_refused_at_the_site(tmp_path
 def test_what_is_missing_is_fetched_and_a_broken_connection_goes_on(tmp_path: Path) -> None:
     root = laid(tmp_path / "root", one="1", two="2" * 3_000_000)
     there, here = Blobs(tmp_path / "there"), Blobs(tmp_path / "here")
-    spec, asked, told = given(there, root), list[list[str]](), list[tuple[str, float, float]]()
+    spec, asked, told = given(there, root), list[list[str]](), list[Metric]()
 
     async def get(digests: Sequence[str]) -> AsyncIterator[BlobPart]:
         asked.append(list(digests))
@@ -164,16 +166,13 @@ def test_what_is_missing_is_fetched_and_a_broken_connection_goes_on(tmp_path: Pa
                 raise PeerLostError("the connection broke")
             yield part
 
-    def note(what: str, done: float, total: float) -> None:
-        told.append((what, done, total))
-
-    asyncio.run(fetching.fetch(here, spec, get, note))
+    asyncio.run(fetching.fetch(here, spec, get, told.append))
     assert [len(each) for each in asked] == [1, 2, 1 if len(asked[2]) == 1 else 2]
     assert carried.missing_of(here, spec) == []
-    assert told[-1][2] >= 3_000_000
+    assert told[-1].values[metrics.TOTAL_BYTES] >= 3_000_000
     (root / "one").write_text("changed")
     asked.clear()
-    asyncio.run(fetching.fetch(here, given(there, root), get, note))
+    asyncio.run(fetching.fetch(here, given(there, root), get, told.append))
     assert [len(each) for each in asked] == [1, 1], "the list, and the file that has changed"
 
 

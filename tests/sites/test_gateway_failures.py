@@ -98,7 +98,7 @@ def test_a_rank_that_goes_away_ends_its_gateway_which_tells_the_others(tmp_path:
         ranks[0].close()
         failed = members[0].end()
         assert failed is not None
-        assert (failed["code"], failed["rank"], failed["collateral"]) == ("RANK_LOST", 0, True)
+        assert (failed["code"], failed["rank"], failed["is_collateral"]) == ("RANK_LOST", 0, True)
         suspect = members[2].wait("suspect")
         assert (suspect["site"], suspect["is_gone"]) == ("ash", True)
         assert "told by site ash: rank 0" in suspect["why"]
@@ -146,7 +146,7 @@ def test_a_rank_that_leaves_and_has_averaged_nothing_fails_the_run(tmp_path: Pat
         failed = members[0].end()
         assert failed is not None
         assert (failed["code"], failed["site"], failed["rank"]) == ("NEVER_ATTACHED", "ash", 0)
-        assert not failed["collateral"]
+        assert not failed["is_collateral"]
         assert "rank 0 of site ash joined the run, and ended without" in failed["message"]
 
 

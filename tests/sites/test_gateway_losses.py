@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from isthmus.sites.gateway.agent_port import Cancel, Connect, Resume, Settle
 from isthmus.sites.gateway.config import PeerLink
 from isthmus.topology.spec.epoch import (
+    Epoch,
     Finished,
     Handover,
     Runs,
     difference,
     union,
 )
-from isthmus.topology.spec.json_fields import read_json, to_json
+from isthmus.topology.spec.json_fields import read_json
 from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree
+from isthmus.topology.spec.run_spec import CodedPlan
 from tests.fakes.gateway_process import GatewayProcess
 from tests.fakes.gateway_rank import Floats, GatewayRank
 from tests.fakes.gateway_sites import SITES, gateway_config, reduce_once
@@ -67,10 +70,17 @@ def start(stack: ExitStack, folder: Path, plan: ReductionPlan, codec: str) -> li
     return processes
 
 
-def endpoint_of(site: str, process: GatewayProcess) -> Mapping[str, Any]:
-    """Return where a gateway listens, as an agent tells it."""
-    port = process.wait("listening")["port"]
-    return {"site": site, "gateway": 0, "host": "127.0.0.1", "port": port}
+def resume(
+    number: int,
+    from_round: int,
+    plan: ReductionPlan,
+    codec: str,
+    members: Sequence[str] = SITES[:3],
+    handovers: Sequence[Handover] = (),
+) -> Resume:
+    """Return the command to begin an epoch."""
+    epoch = Epoch(number, tuple(members), CodedPlan(plan, (codec,)), from_round)
+    return Resume(epoch=epoch, handovers=tuple(handovers))
 
 
 def part_of(site: int, round_: int) -> Floats:
@@ -128,22 +138,12 @@ def test_the_round_in_which_a_gateway_is_killed_ends_alike_at_all_others(
 
         survivors = {SITES[site]: processes[site] for site in (0, 1)}
         for process in survivors.values():
-            process.tell({"op": "settle", "epoch": 1, "stops": True})
+            process.tell(Settle(epoch=1, stops=True))
         answers = {site: each.wait("settled", epoch=1) for site, each in survivors.items()}
         assert {answer["round"] for answer in answers.values()} == {1}
         handovers = handed_over(answers, 1)
         for process in survivors.values():
-            process.tell(
-                {
-                    "op": "resume",
-                    "epoch": 1,
-                    "from_round": 1,
-                    "members": list(survivors),
-                    "plan": to_json(LEFT),
-                    "codecs": [codec],
-                    "handovers": to_json(tuple(handovers)),
-                }
-            )
+            process.tell(resume(1, 1, LEFT, codec, [*survivors], handovers))
         for process in survivors.values():
             assert process.wait("resumed", epoch=1)["round"] == 1
         for site in (0, 1):
@@ -164,31 +164,19 @@ def test_the_round_in_which_a_gateway_is_killed_ends_alike_at_all_others(
 
         # The site comes back, as another process, and takes part from round 6 on.
         returned = start_one(stack, tmp_path, PLANS[name], codec, 2)
-        endpoints = {site: endpoint_of(SITES[site], processes[site]) for site in (0, 1)}
-        returned.tell(
-            {"op": "connect", "peers": list(endpoints.values()), "sites": list(SITES[:2])}
-        )
-        back = endpoint_of(SITES[2], returned)
+        addresses = tuple(processes[site].address for site in (0, 1))
+        returned.tell(Connect(peers=addresses, sites=SITES[:2]))
         for site in (0, 1):
-            processes[site].tell({"op": "connect", "peers": [back], "sites": [SITES[2]]})
+            processes[site].tell(Connect(peers=(returned.address,), sites=SITES[2:3]))
         returned.wait("connected")
         ranks[2] = stack.enter_context(GatewayRank(str(tmp_path / "g2-0.sock"), 0))
         assert ranks[2].receive()["op"] == "welcome"
         everybody = [*processes[:2], returned]
         for process in everybody:
-            process.tell({"op": "settle", "epoch": 2, "stops": False})
+            process.tell(Settle(epoch=2, stops=False))
         assert [each.wait("settled", epoch=2)["round"] for each in everybody] == [3, 3, -1]
         for process in everybody:
-            process.tell(
-                {
-                    "op": "resume",
-                    "epoch": 2,
-                    "from_round": 6,
-                    "members": SITES[:3],
-                    "plan": to_json(PLANS[name]),
-                    "codecs": [codec],
-                }
-            )
+            process.tell(resume(2, 6, PLANS[name], codec))
         for round_ in (4, 5):
             reduce_once([[ranks[0]], [ranks[1]]], round_, NUMEL, list(WEIGHTS[:2]), seed=round_)
         for round_ in (6, 7):
@@ -210,17 +198,13 @@ def test_a_planned_change_costs_no_round(tmp_path: Path) -> None:
             assert rank.receive()["op"] == "welcome"
         reduce_once(ranks, 0, 1000, list(WEIGHTS), seed=0)
         after = dataclasses.replace(PLANS["star at a survivor"], why="later")
-        for epoch, op in ((1, "cancel"), (2, "resume")):
+        for epoch, command in ((1, Cancel(epoch=1)), (2, resume(2, 3, after, "bf16"))):
             for process in processes:
-                process.tell({"op": "settle", "epoch": epoch, "stops": False})
+                process.tell(Settle(epoch=epoch, stops=False))
             for process in processes:
                 assert process.wait("settled", epoch=epoch)["round"] == epoch - 1
-            fields: dict[str, Any] = {"op": op, "epoch": epoch}
-            if op == "resume":
-                fields |= {"from_round": 3, "members": SITES[:3], "plan": to_json(after)}
-                fields |= {"codecs": ["bf16"]}
             for process in processes:
-                process.tell(fields)
+                process.tell(command)
             reduce_once(ranks, epoch, 1000, list(WEIGHTS), seed=epoch)
         for round_ in (3, 4):
             reduce_once(ranks, round_, 1000, list(WEIGHTS), seed=round_)

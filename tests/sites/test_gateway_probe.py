@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 
 from isthmus.protos import metrics
 from isthmus.protos.exchange.v1 import probe_pb2, probe_pb2_grpc
+from isthmus.sites.gateway.agent_port import Listening, Said
 from isthmus.sites.gateway.config import GatewayConfig, PeerLink
 from isthmus.sites.gateway.gateway import Gateway
 from isthmus.sites.gateway.links.transport import SESSION_KEY, Peer
@@ -22,41 +23,25 @@ from isthmus.sites.gateway.probing.probing_gateway import ProbingGateway
 from isthmus.sites.node.gateway_configs import probing_config
 from isthmus.topology.documents.load import load_topology
 from isthmus.topology.spec.job import Probe
+from isthmus.topology.spec.json_fields import to_json
 from isthmus.topology.spec.reduction_plan import ReductionPlan
+from tests.fakes.gateway_rank import DEADLINE_S, Heard
 from tests.fakes.gateway_sites import SITES, gateway_config
 from tests.fakes.library_calls import channel_to, hello_by_library, push_by_library
 
-DEADLINE_S = 30.0
 PROBE = Probe(connections=(2,), echoes=20, window_s=0.1)
 
 pytestmark = pytest.mark.timeout(120)
 
 
-class Member:
+class Member(Heard):
     """One gateway, and what it told its agent."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        self.messages: list[Mapping[str, Any]] = []
-        self._changed = threading.Condition()
-        self.gateway = ProbingGateway(config, PROBE, self._write)
+        super().__init__()
+        self.gateway = ProbingGateway(config, PROBE, lambda said: self.hear(to_json(said)))
         self.gateway.start()
         self.port = int(self.wait("listening")["port"])
-
-    def _write(self, message: Mapping[str, Any]) -> None:
-        with self._changed:
-            self.messages.append(message)
-            self._changed.notify_all()
-
-    def wait(self, op: str) -> Mapping[str, Any]:
-        """Return the first message of that kind, waiting for it."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: self._first(op) is not None, DEADLINE_S), op
-            found = self._first(op)
-        assert found is not None
-        return found
-
-    def _first(self, op: str) -> Mapping[str, Any] | None:
-        return next((each for each in self.messages if each["op"] == op), None)
 
 
 def probe_config(folder: Path, num_sites: int, site: int, **changes: Any) -> GatewayConfig:  # noqa: ANN401
@@ -221,11 +206,13 @@ def test_more_connections_than_the_job_names_are_refused(tmp_path: Path) -> None
 
 
 def test_a_gateway_that_trains_serves_no_probe(tmp_path: Path) -> None:
-    ports: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
-    gateway = Gateway(probe_config(tmp_path, 2, 1, probe=None), ports.put)
+    said: queue.SimpleQueue[Said] = queue.SimpleQueue()
+    gateway = Gateway(probe_config(tmp_path, 2, 1, probe=None), said.put)
     gateway.start()
     try:
-        port = ports.get(timeout=DEADLINE_S)["port"]
+        listening = said.get(timeout=DEADLINE_S)
+        assert isinstance(listening, Listening)
+        port = listening.port
         with dialled(tmp_path, port) as channel:
             session = hello_by_library(channel, probe_config(tmp_path, 2, 0, probe=None)).session
             metadata = ((SESSION_KEY, session),)

@@ -51,12 +51,12 @@ def test_a_run_from_configure_to_end_of_file(tmp_path: Path) -> None:
         assert digest.items() <= processes[0].wait("digest").items()
         for process, site in zip(processes, SITES, strict=False):
             assert process.end() == 0
-            totals = [line for line in process.lines if line["op"] == "metric"][-1]
+            totals = [line for line in process.messages if line["op"] == "metric"][-1]
             assert totals["labels"]["source"] == site
             raw_bytes = 3 * 4 << 20
             assert totals["values"]["raw_bytes"] == raw_bytes
             assert 0 < totals["values"]["sent_bytes"] < raw_bytes
-            assert not any(line["op"] == "failed" for line in process.lines)
+            assert not any(line["op"] == "failed" for line in process.messages)
     assert not list(tmp_path.glob("*.sock"))
 
 
@@ -93,16 +93,21 @@ def test_sigterm_is_a_stop(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"nonsense", "stdin: the line is not JSON"),
+        (b"nonsense", "agent to gateway: the line is not JSON"),
         pytest.param(
-            b"[1]", "stdin: want an object with one of the ops", marks=pytest.mark.exhaustive
+            b"[1]",
+            "agent to gateway: the message: want an object with one of the ops",
+            marks=pytest.mark.exhaustive,
         ),
         pytest.param(
             b'{"op": "connect"}',
-            "want an object with one of the ops configure",
+            "want an object with one of the ops gateway_config",
             marks=pytest.mark.exhaustive,
         ),
-        (b'{"op": "configure", "site": "ash"}', "stdin: configure.run_id is missing"),
+        (
+            b'{"op": "gateway_config", "site": "ash"}',
+            "agent to gateway: gateway_config.run_id is missing",
+        ),
     ],
 )
 def test_a_bad_first_line_is_named(line: bytes, message: str, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from isthmus.sites.gateway.links.peer_links import Link, PeerLinks
 from isthmus.sites.gateway.links.peer_watch import PeerWatch
 from isthmus.sites.gateway.links.send_queue import Outbox
 from isthmus.sites.gateway.links.transport import Peer
+from isthmus.topology.spec.epoch import Epoch
 from isthmus.topology.spec.reduction_plan import ReductionPlan, star
 from isthmus.topology.spec.run_spec import CodedPlan
 from tests.fakes.gateway_sites import (
@@ -77,7 +78,7 @@ def cancel(members: list[Member], epoch: int) -> None:
 
 
 def resume(members: list[Member], reduction: CodedPlan, *, epoch: int, from_round: int) -> None:
-    command = Resume(epoch, from_round, SITES[:3], reduction.plan, reduction.codecs)
+    command = Resume(epoch=Epoch(epoch, SITES[:3], reduction, from_round))
     for member in members:
         member.gateway.resume(command)
 
@@ -169,7 +170,7 @@ def test_a_change_does_not_count_on_a_link_that_another_is_still_opening(tmp_pat
         for member in members:
             member.wait("connected")
         for epoch in (1, 2):
-            members[1].gateway.settle(Settle(epoch, stops=False, reduction=coded(STARS[1])))
+            members[1].gateway.settle(Settle(epoch=epoch, stops=False, reduction=coded(STARS[1])))
         answers = [members[1].wait("settled", epoch=epoch) for epoch in (1, 2)]
         assert all("has not answered" in each["why"] for each in answers), answers
         assert members[1].gateway._links.all.keys() == {(0, 0)}

@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ from isthmus.protos import mutual_tls
 from isthmus.protos.exchange.v1 import exchange_pb2, exchange_pb2_grpc
 from isthmus.protos.identities import CALLERS
 from isthmus.protos.security import exchange_security
+from isthmus.sites.gateway.agent_port import Listening, Said
 from isthmus.sites.gateway.config import PeerLink
 from isthmus.sites.gateway.links import frame_listener
 from isthmus.sites.gateway.links.status import CallError
@@ -168,12 +169,14 @@ def test_only_gateways_of_the_deployment_get_in_and_only_as_themselves(
 @contextmanager
 def probing(folder: Path) -> Iterator[int]:
     """Serve the second site's gateway, which only measures links; give its port."""
-    written: list[Mapping[str, Any]] = []
+    written: list[Said] = []
     config = gateway_config(folder, GATHER_2, 1)
     gateway = ProbingGateway(config, Probe(connections=(2,)), written.append)
     gateway.start()
     try:
-        yield int(written[0]["port"])
+        (listening,) = written
+        assert isinstance(listening, Listening)
+        yield listening.port
     finally:
         gateway.stop()
         gateway.close()

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.protos.errors import RemoteProtocolError
 from isthmus.protos.failure import MESSAGE_CHARS, Failure, one_line
 from isthmus.sites.agent.site_processes import reserved_port
+from isthmus.sites.local.rank_messages import Failed
 from isthmus.sites.node.launcher import Watch
 from isthmus.sites.node.rank_failures import (
     COLLATERAL_EXIT_CODE,
     FAULTY_EXIT_CODE,
     LAUNCHER_LINES,
     PID_FILE,
-    RankFailed,
     cause_first,
     describe_failure,
     explain_crash,
     write_error_file,
 )
-from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_lines import line_of
 
 WAIT_S = 90.0
@@ -306,7 +306,7 @@ def test_the_store_listens_on_the_sites_address_only(tmp_path: Path) -> None:
 
 def test_a_failure_survives_the_line() -> None:
     victim = failure(0, 1, 5.0, message="RuntimeError: closed", is_collateral=True)
-    said = RankFailed(failure=victim)
+    said = Failed(failure=victim)
     assert LAUNCHER_LINES.read(line_of(said)) == said
 
 
@@ -331,7 +331,7 @@ def test_a_rank_that_torchrun_ends_is_not_taken_for_the_first(tmp_path: Path) ->
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"rank": 1}', "{", "null", "some print"])
 def test_a_line_that_is_no_failure_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"not JSON|want an object"):
+    with pytest.raises(RemoteProtocolError, match=r"not JSON|want an object"):
         LAUNCHER_LINES.read(text.encode())
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
 from isthmus.protos import metrics
-from isthmus.sites.agent.rank_paces import Message, RankPaces
+from isthmus.sites.agent.rank_paces import RankPaces
 from isthmus.sites.local.rank_messages import Metric
 from isthmus.sites.worker.exchange.rank_pace import EVERY_STEPS, LEAST_S, RankPace
 
 HOST = {metrics.HOST: "gpu17", metrics.NODE: "2"}
 
 
-def told(rank: int, wait_s: float, num_ranks: int = 4, **facts: float) -> dict[str, Any]:
+def told(rank: int, wait_s: float, num_ranks: int = 4, **facts: float) -> Metric:
     values = {
         metrics.RANK_NUMBER: float(rank),
         metrics.NUM_RANKS: float(num_ranks),
@@ -25,10 +25,10 @@ def told(rank: int, wait_s: float, num_ranks: int = 4, **facts: float) -> dict[s
         metrics.SITE_WAIT_S: wait_s,
         **facts,
     }
-    return {"kind": metrics.RANK, "step": 100 + rank, "values": values, "labels": HOST}
+    return Metric(kind=metrics.RANK, step=100 + rank, values=values, labels=HOST)
 
 
-def compared(messages: Sequence[dict[str, Any]]) -> Message | None:
+def compared(messages: Sequence[Metric]) -> Metric | None:
     paces = RankPaces()
     results = [paces.take(each) for each in messages]
     assert not any(results[:-1])
@@ -38,33 +38,33 @@ def compared(messages: Sequence[dict[str, Any]]) -> Message | None:
 def test_who_waits_least_is_late_and_costs_what_the_others_wait_more() -> None:
     found = compared([told(0, 0.11), told(1, 0.13), told(2, 0.01), told(3, 0.12)])
     assert found is not None
-    assert (found["kind"], found["step"], found["rank"]) == (metrics.RANKS, 103, -1)
-    assert found["values"][metrics.RANK_NUMBER] == 2
-    assert found["values"][metrics.COST_S] == pytest.approx(0.11)
-    assert found["labels"] == HOST
+    assert (found.kind, found.step, found.rank) == (metrics.RANKS, 103, -1)
+    assert found.values[metrics.RANK_NUMBER] == 2
+    assert found.values[metrics.COST_S] == pytest.approx(0.11)
+    assert found.labels == HOST
 
 
 def test_the_reason_is_told() -> None:
     ranks = [told(rank, 0.1, between_s=0.002, run_queue=0.1) for rank in range(3)]
     found = compared([*ranks, told(3, 0.0, between_s=0.102, run_queue=0.1)])
     assert found is not None
-    assert "data loader" in found["labels"][metrics.WHY]
-    assert found["values"][metrics.BETWEEN_S] == pytest.approx(0.027)
+    assert "data loader" in found.labels[metrics.WHY]
+    assert found.values[metrics.BETWEEN_S] == pytest.approx(0.027)
     late = told(0, 0.0, clock_hz=1.2e9)
-    late["labels"] = HOST | {metrics.SLOWDOWN: "thermal slowdown"}
+    late = replace(late, labels=HOST | {metrics.SLOWDOWN: "thermal slowdown"})
     found = compared([late, *(told(rank, 0.1, clock_hz=1.9e9) for rank in (1, 2, 3))])
     assert found is not None
-    assert "(thermal slowdown)" in found["labels"][metrics.WHY]
-    assert metrics.SLOWDOWN not in found["labels"]
+    assert "(thermal slowdown)" in found.labels[metrics.WHY]
+    assert metrics.SLOWDOWN not in found.labels
 
 
 @pytest.mark.parametrize("name", [metrics.RANK_NUMBER, metrics.NUM_RANKS, metrics.SITE_WAIT_S])
 def test_what_is_no_number_is_not_compared(name: str) -> None:
     """A script may record our kind, with whatever it likes."""
-    assert RankPaces().take(told(0, 0.1, num_ranks=1) | {"values": {name: math.nan}}) is None
+    assert RankPaces().take(Metric(kind=metrics.RANK, values={name: math.nan})) is None
     whole = told(0, 0.1, num_ranks=1)
     assert RankPaces().take(whole) is not None
-    assert RankPaces().take(whole | {"values": whole["values"] | {name: math.nan}}) is None
+    assert RankPaces().take(replace(whole, values={**whole.values, name: math.nan})) is None
 
 
 def test_ranks_are_compared_once_all_have_told() -> None:
@@ -73,12 +73,14 @@ def test_ranks_are_compared_once_all_have_told() -> None:
     assert paces.take(told(0, 0.2, 2)) is None  # the newer one counts
     found = paces.take(told(1, 0.0, 2))
     assert found is not None
-    assert found["values"][metrics.COST_S] == pytest.approx(0.2)
+    assert found.values[metrics.COST_S] == pytest.approx(0.2)
     assert paces.take(told(1, 0.0, 2)) is None
-    assert paces.take({"values": {"mine": 1.0}}) is None  # a script's own record
+    assert (
+        paces.take(Metric(kind=metrics.RANK, values={"mine": 1.0})) is None
+    )  # a script's own record
     alone = RankPaces().take(told(0, 0.3, 1))
     assert alone is not None
-    assert alone["values"][metrics.COST_S] == 0.0
+    assert alone.values[metrics.COST_S] == 0.0
 
 
 class Clock:

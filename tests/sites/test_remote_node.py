@@ -6,9 +6,7 @@ import asyncio
 import base64
 import dataclasses
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +16,8 @@ from isthmus.protos.own_processes import own_command
 from isthmus.protos.versions import build
 from isthmus.sites.agent.node_launch import node_places
 from isthmus.sites.agent.remote_node import RemoteNode
+from isthmus.sites.gateway.agent_port import Report
+from isthmus.sites.local.rank_messages import Metric
 from isthmus.sites.node.carried import blobs_of
 from isthmus.sites.node.failures import SiteError
 from isthmus.sites.node.node import Listener
@@ -58,7 +58,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.failures: list[Failure] = []
-        self.said: list[tuple[int, Mapping[str, Any]]] = []
+        self.said: list[tuple[int, Report]] = []
         self.listener = Listener(lambda *said: self.said.append(said), self.failures.append)
 
 
@@ -102,13 +102,14 @@ def test_a_node_that_goes_is_lost_by_name(tmp_path: Path, program: str, how: str
 
 
 def test_nonsense_is_a_failure_and_what_comes_after_it_is_heard(tmp_path: Path) -> None:
-    metric = '{"op": "from_gateway", "gateway": 2, "message": {"op": "metric"}}'
+    metric = '{"op": "from_gateway", "gateway": 2, "message": {"op": "metric", "kind": "step"}}'
     lines = ['{"op": "failed", "failure": 3, "age_s": 0}', "[]x", metric]
     printed = "; ".join(f"print({line!r}, flush=True)" for line in lines)
     heard = listen(f"{GREETED}; {printed}", tmp_path)
     codes = [failure.code for failure in heard.failures]
     assert codes == ["INTERNAL", "INTERNAL", "NODE_LOST"]
-    assert heard.said == [(2, {"op": "metric"})]
+    assert "node to agent: failed.failure: want an object, got 3" in heard.failures[0].message
+    assert heard.said == [(2, Metric(kind="step"))]
 
 
 async def test_a_node_is_given_what_it_lacks_of_the_carried_folder(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_nodes_that_are_dialled_are_told_to_others_by_the_sites_hosts() -> None:
 
 
 async def test_an_answer_that_makes_no_sense_is_an_error_of_its_call(tmp_path: Path) -> None:
-    answer = '{"op": "answered", "id": 0, "result": [{"gateway": "x"}]}'
+    answer = '{"op": "answered", "id": 0, "result": [{"site": "a", "gateway": "x"}]}'
     program = f"{GREETED}; sys.stdin.readline(); print({answer!r}, flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", program]
     node = await RemoteNode.start(ORDER, command, Heard().listener, tmp_path / "log", 20.0)

@@ -10,6 +10,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFile
 
+from isthmus.protos import metrics
 from isthmus.sites.node.failures import SiteError
 from isthmus.sites.node.order import DATA, SiteOrder, make_order, read_spec
 from isthmus.sites.node.site_data import DataAtSite
@@ -28,7 +29,7 @@ def provide(folder: Path, data: str) -> list[str]:
     """Provide data; return what was told."""
     told: list[str] = []
     order = order_of(folder, data)
-    DataAtSite(order, folder, lambda what, done, total: told.append(what)).provide()
+    DataAtSite(order, folder, lambda metric: told.append(metric.labels[metrics.WHAT])).provide()
     return told
 
 

@@ -2,47 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
 import pytest
 
 from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_fields import Message
 from isthmus.topology.spec.json_lines import Kinds, line_of
 
 
-@dataclass(frozen=True)
-class Look:
-    op: ClassVar[str] = "look"
+class Look(Message):
     rank: int
 
 
-@dataclass(frozen=True)
-class Passed:
-    op: ClassVar[str] = "passed"
-    message: Any
+class LookedAt(Message):
+    rank: int = 0
+    stack: tuple[str, ...] = ()
 
 
-LINES: Kinds[Look | Passed] = Kinds(Look, Passed)
+class PassedOn(Message):
+    message: Look | LookedAt
 
 
-@pytest.mark.parametrize("message", [Look(3), Passed({"op": "metric", "values": [1, None]})])
-def test_a_line_is_read_as_the_message_that_was_written(message: Look | Passed) -> None:
+LINES: Kinds[Look | PassedOn] = Kinds("agent to node", Look | PassedOn)
+
+
+@pytest.mark.parametrize("message", [Look(rank=3), PassedOn(message=LookedAt(stack=("a",)))])
+def test_a_line_is_read_as_the_message_that_was_written(message: Look | PassedOn) -> None:
     assert LINES.read(line_of(message)) == message
+    assert message.op in {"look", "passed_on"}
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         (b"{", "the line is not JSON"),
-        (b"[]", "want an object with one of the ops look, passed"),
-        (b'{"op": "leave"}', "want an object with one of the ops look, passed"),
-        (b'{"op": ["look"]}', "want an object with one of the ops look, passed"),
+        (b"[]", "the message: want an object with one of the ops look, passed_on"),
+        (b'{"op": "leave"}', "the message: want an object with one of the ops look, passed_on"),
+        (b'{"op": ["look"]}', "the message: want an object with one of the ops look, passed_on"),
         (b'{"op": "look", "rank": "x"}', "look.rank: want int, got 'x'"),
         (b'{"op": "look"}', "look.rank is missing"),
         (b'{"op": "look", "rank": 3, "node": 1}', "look.node: unknown"),
+        (
+            b'{"op": "passed_on", "message": {"op": "looked_at", "rank": 1.5}}',
+            "passed_on.message.looked_at.rank: want int, got 1.5",
+        ),
+        (
+            b'{"op": "passed_on", "message": {"rank": 1}}',
+            "passed_on.message: want an object with one of the ops look, looked_at",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_place(line: bytes, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=f"agent to node: {said}"):
         LINES.read(line)

@@ -1,9 +1,9 @@
 """Converts frozen dataclasses to JSON and back, by their annotations.
 
 Knows int, float, str, bool, a StrEnum, `X | None`, `tuple[X, ...]`, `tuple[X, Y]`,
-`Mapping[str, X]`, `Mapping[int, X]` and dataclasses of these. `Any` is JSON that somebody else
-reads. `Annotated[int, most]`, or float, is
-a number from 0 to `most`. Fields that a dataclass computes for itself
+`Mapping[str, X]`, `Mapping[int, X]`, dataclasses of these, and unions of messages. `Any` is JSON
+that somebody else reads. `Annotated[int, most]`, or float, is a number from 0 to `most`;
+`Annotated[int, (least, most)]` one from `least`. Fields that a dataclass computes for itself
 (`init=False`) are neither written nor read.
 """
 
@@ -12,11 +12,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from isthmus.topology.spec.errors import ConfigError
 
@@ -28,6 +29,21 @@ OnUnknown = Callable[[str], None]
 """A callback with the path of each unknown field."""
 
 
+@typing.dataclass_transform(frozen_default=True, kw_only_default=True)
+class Message:
+    """Base of what processes say to each other: each subclass is a frozen dataclass with a name.
+
+    The name is the class's, as in `rank_left` for RankLeft. It tells the messages of a union apart.
+    """
+
+    op: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.op = re.sub("(?<=.)(?=[A-Z])", "_", cls.__name__).lower()
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+
 def to_json(value: object, keeps: Keeps = lambda *_: True) -> Any:  # noqa: ANN401 - any JSON
     """Return JSON values, from which `read_json` restores the value.
 
@@ -37,7 +53,7 @@ def to_json(value: object, keeps: Keeps = lambda *_: True) -> Any:  # noqa: ANN4
     """
     if dataclasses.is_dataclass(value):
         items = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
-        return {
+        return ({"op": value.op} if isinstance(value, Message) else {}) | {
             field.name: to_json(item, keeps)
             for field, item in items
             if field.init and keeps(field, item)
@@ -55,7 +71,7 @@ def read_json(
     """Restore a value of that type from the JSON of `to_json`.
 
     Args:
-        kind: A dataclass, or another type that this module knows.
+        kind: A dataclass, a union of messages, or another type that this module knows.
         value: As `json.loads` gives it.
         where: Its name in messages; empty for the root.
         on_unknown: Called for each unknown field, which is then skipped; None: refuse them.
@@ -92,21 +108,26 @@ class _Reader:
         if kind is Any:
             return value
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+        if isinstance(kind, type) and issubclass(kind, Message):
+            return self._message([kind], value, where)
         if dataclasses.is_dataclass(kind):
             return self._object(kind, value, where)
         if origin in (types.UnionType, typing.Union):  # the latter with Annotated
+            if type(None) not in arguments:
+                return self._message(arguments, value, where)
             return None if value is None else self.read(arguments[0], value, where)
         if origin is tuple:
             return self._items(arguments, value, where)
         if origin is Mapping:
             return self._mapping(arguments, value, where)
         if origin is typing.Annotated:
-            kind, most = arguments[:2]
-            if not isinstance(most, int | float):  # how a user writes it
+            kind, limits = arguments[:2]
+            if not isinstance(limits, int | float | tuple):  # how a user writes it
                 return self.read(kind, value, where)
+            least, most = limits if isinstance(limits, tuple) else (0, limits)
             # Compared before it is made a float: an integer may be too long for one.
-            if type(value) not in (int, kind) or not 0 <= value <= most:  # type: ignore[operator]
-                raise _refused(where, f"0 to {most}", value)
+            if type(value) not in (int, kind) or not least <= value <= most:
+                raise _refused(where, f"{least} to {most}", value)
         if issubclass(kind, StrEnum):
             if value not in list(kind):
                 raise _refused(where, f"one of {', '.join(kind)}", value)
@@ -116,6 +137,15 @@ class _Reader:
         if type(value) is not kind:
             raise _refused(where, kind.__name__, value)
         return value
+
+    def _message(self, kinds: Sequence[type[Message]], value: object, where: str) -> object:
+        op = value.get("op") if isinstance(value, dict) else None
+        kind = next((kind for kind in kinds if kind.op == op), None)
+        if not isinstance(value, dict) or kind is None:
+            wanted = ", ".join(kind.op for kind in kinds)
+            raise _refused(where, f"an object with one of the ops {wanted}", value)
+        fields = {name: item for name, item in value.items() if name != "op"}
+        return self._object(kind, fields, f"{where}.{kind.op}" if where else kind.op)
 
     def _object(self, kind: Any, value: object, where: str) -> object:  # noqa: ANN401 - a dataclass
         if not isinstance(value, dict):
@@ -130,7 +160,7 @@ class _Reader:
             name, place = field.name, f"{prefix}{field.name}"
             if field.init and name in value:
                 read[name] = self.read(hints[name], value[name], place)
-            elif field.init and field.default is dataclasses.MISSING:
+            elif field.init and field.default is field.default_factory is dataclasses.MISSING:
                 raise ConfigError(f"{place} is missing; is the other side of another build?")
         try:
             return kind(**read)

@@ -16,12 +16,14 @@ from isthmus.protos.errors import LocalProtocolError, PeerLostError
 from isthmus.protos.failure import Failure
 from isthmus.protos.frame import Frame
 from isthmus.protos.metrics import PROBE
+from isthmus.sites.gateway.agent_port import Connected, Listening, Probed
 from isthmus.sites.gateway.config import GatewayConfig, GatewayId
 from isthmus.sites.gateway.gateway import EndingGateway, Write
 from isthmus.sites.gateway.links.peer_server import ExchangeServer
 from isthmus.sites.gateway.links.transport import Peer
 from isthmus.sites.gateway.probing.probe_server import ProbeServer, turn_s
 from isthmus.sites.gateway.probing.prober import Prober
+from isthmus.sites.local.rank_messages import Failed, Metric
 from isthmus.topology.spec.job import Probe
 
 _POLL_S: Final = 0.1
@@ -43,7 +45,7 @@ class ProbingGateway(EndingGateway):
         """Listen for peers, and report the address."""
         told = self._server.start()
         super().start()
-        self._write({"op": "listening", "host": told.host, "port": told.port})
+        self._write(Listening(host=told.host, port=told.port))
 
     def connect(self, peers: tuple[Peer, ...]) -> None:
         """Begin to greet all peers, measure, and wait until all others have measured too.
@@ -65,7 +67,7 @@ class ProbingGateway(EndingGateway):
         """Tell the agent of a failure, and end all work. Idempotent."""
         self._ended.set()
         if self.failure is not None:
-            self._write(self.failure.to_line())
+            self._write(Failed(failure=self.failure))
         self._end_work()
         self._server.close()
         self._release()
@@ -100,7 +102,7 @@ class ProbingGateway(EndingGateway):
     async def _run(self) -> None:
         for prober in self._probers:
             await prober.greet()
-        self._write({"op": "connected"})
+        self._write(Connected())
         for prober in self._probers:
             await self._measure(prober)
         for prober in self._probers:
@@ -116,14 +118,11 @@ class ProbingGateway(EndingGateway):
         async with turns[0]:
             figures = await prober.measure(self._longest_s(), turns[1])
         self._write(
-            {
-                "op": "metric",
-                "kind": PROBE,
-                "rank": -1,
-                "step": -1,
-                "values": figures.values(),
-                "labels": {"source": self._config.site, "target": site},
-            }
+            Metric(
+                kind=PROBE,
+                values=figures.values(),
+                labels={"source": self._config.site, "target": site},
+            )
         )
 
     async def _wait_for_peers(self) -> None:
@@ -138,7 +137,7 @@ class ProbingGateway(EndingGateway):
                 site = min(self._unfinished)
                 raise PeerLostError(f"site {site} has not finished its measurements", site)
             await asyncio.sleep(_POLL_S)
-        self._write({"op": "probed"})
+        self._write(Probed())
 
     def _longest_s(self) -> float:
         """Return the longest time that all measurements can take, one after another."""

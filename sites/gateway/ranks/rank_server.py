@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -13,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from isthmus.protos import metrics
 from isthmus.protos.errors import IsthmusError, LocalProtocolError, NonFiniteError, failure_of
@@ -24,7 +25,9 @@ from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.ranks.rank_encoding import RankEncoding
 from isthmus.sites.local.chunk_grid import shard_numel, shard_of
 from isthmus.sites.local.rank_messages import (
+    FROM_RANK,
     Digest,
+    Failed,
     FromGateway,
     FromRank,
     Handed,
@@ -41,9 +44,7 @@ from isthmus.sites.local.rank_messages import (
     RoundEnds,
     StateProgress,
     Welcome,
-    decode_from_rank,
     encode,
-    to_json,
 )
 from isthmus.sites.local.regions import map_received
 
@@ -90,7 +91,7 @@ class RankConnection:
                 return None
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                 raise LocalProtocolError(f"a message of more than {LOCAL_MESSAGE_BYTES} bytes")
-            message = decode_from_rank(data)
+            message = FROM_RANK.read(data)
             if isinstance(message, Region):
                 self.regions[message.region] = map_received(message, descriptors)
             return message
@@ -211,7 +212,7 @@ class Ranks(Protocol):
     def round_ends(self, message: RoundEnds) -> None:
         """A rank reports that a round ends: to the other sites, or to the ranks of this one."""
 
-    def passed(self, message: dict[str, Any]) -> None:
+    def passed(self, message: Metric | Digest) -> None:
         """Pass a message on to the agent."""
 
     def rank_left(self, rank: int) -> None:
@@ -286,7 +287,7 @@ class LocalServer:
             self._closed = True
             connections = list(self._connections.values())
         for connection in connections:
-            connection.send(failure)
+            connection.send(Failed(failure=failure))
 
     def close(self) -> None:
         """End all connections and remove the socket."""
@@ -417,7 +418,7 @@ class LocalServer:
             case Metric(kind=metrics.NON_FINITE) if self._config.non_finite == "stop":
                 raise NonFiniteError(message.labels.get(metrics.REASON, ""))
             case Metric() | Digest():
-                self._ranks.passed({"rank": rank, **to_json(message)})
+                self._ranks.passed(dataclasses.replace(message, rank=rank))
             case _:
                 raise LocalProtocolError("a rank joins once")
 
@@ -489,7 +490,7 @@ class LocalServer:
     def _reject(self, rank: int | None, connection: RankConnection, error: IsthmusError) -> None:
         """Refuse a stranger; a joined rank that breaks the protocol ends the run."""
         failure = failure_of(error, self._config.site)
-        connection.send(failure)
+        connection.send(Failed(failure=failure))
         if rank is None:
             _log.warning("refused a connection: %s", error)
             return

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
+from isthmus.sites.gateway.agent_port import Stalled, Still
 from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.ranks.stall_watch import StallWatch
 
@@ -18,7 +18,7 @@ class StallReports:
     Nothing is watched before all ranks have joined, or if the run reports no stalls.
     """
 
-    def __init__(self, config: GatewayConfig, write: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, config: GatewayConfig, write: Callable[[Stalled], None]) -> None:
         """`write` sends a message to the agent."""
         self._config = config
         self._write = write
@@ -51,16 +51,14 @@ class StallReports:
             if stalled is None:
                 return
             absent, waiting = (
-                [
-                    {
-                        "rank": rank,
-                        "for_s": watch.silent_s(rank, now_s),
-                        "round": watch.round_of(rank),
-                    }
+                tuple(
+                    Still(
+                        rank=rank,
+                        for_s=watch.silent_s(rank, now_s),
+                        round=watch.round_of(rank),
+                    )
                     for rank in ranks
-                ]
+                )
                 for ranks in (stalled.absent, stalled.waiting)
             )
-        self._write(
-            {"op": "stalled", "absent": absent, "waiting": waiting, "behind": stalled.is_behind}
-        )
+        self._write(Stalled(absent=absent, waiting=waiting, behind=stalled.is_behind))

@@ -26,11 +26,13 @@ from isthmus.protos.errors import (
     LocalProtocolError,
     RemoteProtocolError,
 )
-from isthmus.protos.failure import Failure, reason_of
+from isthmus.protos.failure import reason_of
 from isthmus.protos.limits import LOCAL_MESSAGE_BYTES
 from isthmus.sites.local.chunk_grid import shard_numel
 from isthmus.sites.local.rank_messages import (
+    FROM_GATEWAY,
     Digest,
+    Failed,
     FromGateway,
     FromRank,
     Join,
@@ -43,7 +45,6 @@ from isthmus.sites.local.rank_messages import (
     Region,
     RoundEnds,
     Welcome,
-    decode_from_gateway,
     encode,
     error_for,
     error_of,
@@ -248,8 +249,8 @@ class GatewayLink:
         match message:
             case None:
                 raise self._cause
-            case Failure():
-                raise error_of(message)
+            case Failed(failure=failure):
+                raise error_of(failure)
             case Welcome():
                 return message
             case _:
@@ -313,7 +314,7 @@ class GatewayLink:
             return None
         if flags & socket.MSG_TRUNC:
             raise RemoteProtocolError("the gateway sent a message that is too long")
-        return decode_from_gateway(data) if data else None
+        return FROM_GATEWAY.read(data) if data else None
 
     def _why_ended(self) -> IsthmusError:
         """Return what the gateway said before it closed, which may not have been read yet."""
@@ -323,8 +324,8 @@ class GatewayLink:
         with contextlib.suppress(OSError):  # it is silent, or this side has closed
             self._socket.settimeout(_LAST_WORDS_S)
             while (message := self._receive()) is not None:
-                if isinstance(message, Failure):
-                    return error_of(message)
+                if isinstance(message, Failed):
+                    return error_of(message.failure)
         return self._cause
 
     def _listen(
@@ -361,8 +362,8 @@ def _as_result(message: FromGateway) -> Reduced:
     Raises:
         IsthmusError: the run has failed, or it is something else.
     """
-    if isinstance(message, Failure):
-        raise error_of(message)
+    if isinstance(message, Failed):
+        raise error_of(message.failure)
     if not isinstance(message, Reduced):
         raise RemoteProtocolError(f"the gateway sent op {message.op!r}")
     return message

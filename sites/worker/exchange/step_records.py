@@ -284,7 +284,7 @@ class StepLog:
                 combined=hashes.combined,
                 tensors=shown.tensors,
                 names=shown.names,
-                round=self._last_round,
+                round=None if self._last_round < 0 else self._last_round,
             )
         )
 
