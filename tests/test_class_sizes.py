@@ -11,7 +11,6 @@ LINES, FIELDS = 500, 20
 SPECS = ("topology/spec/", "sites/gateway/config.py")
 """What was decided, or is written: as many fields as there are keys."""
 LARGER = {
-    "Attachment": "sites/worker/api/attachment.py",
     "Checkpoints": "sites/checkpoint/checkpoints.py",
     "Delayed": "sites/worker/regimes/delayed.py",
     "LocalSteps": "sites/worker/regimes/local_steps.py",

@@ -445,12 +445,12 @@ def train(folder: Path, name: str) -> None:
 def change_regime(site: Site, plan: Mapping[str, Any], step: int) -> None:
     """Have another regime from the next step on, as a coordinator decides it, if the plan says."""
     if (kind := plan.get("changes", {}).get(str(step))) is not None:
-        site._parts.attachment.change_regime(Rung(step + 1, kind))
+        site._parts.regimes.change(Rung(step + 1, kind))
 
 
 def _fragments_of(site: Site) -> list[list[tuple[str, int, int]]]:
     """Return what is in each fragment of `streaming`, of the buckets that this rank shares."""
-    loop = site._parts.attachment.loop
+    loop = site._parts.regimes.loop
     if not isinstance(loop, Streaming):
         return []
     cuts = [[loop._buckets.buckets[place].cut for place in places] for places in loop._fragments]

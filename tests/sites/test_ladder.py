@@ -113,7 +113,7 @@ class Run:
 
     def change(self, kind: str) -> None:
         """Have another regime from the step on that follows the next one."""
-        self.site._parts.attachment.change_regime(Rung(1, "" if kind == SYNC else kind))
+        self.site._parts.regimes.change(Rung(1, "" if kind == SYNC else kind))
 
     def step(self, step: int) -> None:
         self.optimizer.zero_grad()
@@ -182,7 +182,7 @@ def test_a_run_goes_back_to_sync_where_a_step_has_two_rounds() -> None:
     run.change(DELAYED)
     run.step(5)
     assert run.rungs() == [0, None, None, None, None]
-    assert run.site._parts.attachment.loop is not None
+    assert run.site._parts.regimes.loop is not None
     run.step(6)
     run.step(7)
     run.step(8)
@@ -203,7 +203,7 @@ def test_another_model_is_attached_in_the_regime_of_the_run() -> None:
     run.step(4)
     run.step(5)
     run.site.attach(run.model, [run.optimizer, torch.optim.SGD([nn.Parameter(torch.ones(1))])])
-    assert run.site._parts.attachment.loop is None
+    assert run.site._parts.regimes.loop is None
     assert run.rungs() == [0, 1, 1, 1, 1]
 
 
@@ -224,7 +224,7 @@ def test_what_no_other_regime_trains_keeps_sync(
     link, model = RecordingLink(), net()
     site, own = lone_site(link, rungs=RUNGS), optimizers([*model.parameters()])
     site.attach(model, own)
-    site._parts.attachment.change_regime(Rung(1, DELAYED))
+    site._parts.regimes.change(Rung(1, DELAYED))
     backward(loss_of(model, 1))
     for optimizer in own:
         optimizer.step()

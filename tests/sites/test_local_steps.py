@@ -432,7 +432,7 @@ def test_rounds_without_a_token_move_nothing(kind: str) -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     site.attach(model, optimizer)
-    loop = site._parts.attachment.loop
+    loop = site._parts.regimes.loop
     assert loop is not None
     before: list[torch.Tensor] = []
 
@@ -533,7 +533,7 @@ def test_fragments_of_any_number_have_a_state_of_all_sites(
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     site.attach(model, optimizer)
-    loop = site._parts.attachment.loop
+    loop = site._parts.regimes.loop
     assert isinstance(loop, Streaming)
 
     def save(step: int) -> None:
@@ -627,7 +627,7 @@ def test_what_is_taken_over_goes_on_as_where_it_was_taken(device: str) -> None:
     assert not any(map(torch.equal, own, common))
     assert all(map(torch.equal, own, locals_of(model.parameters())))
     train_sharded(model, optimizer, 1)
-    loop = site._parts.attachment.loop
+    loop = site._parts.regimes.loop
     assert loop is not None
     assert loop.make_common()
     parameters = [local_of(each).clone() for each in model.parameters()]
@@ -644,7 +644,7 @@ def test_what_is_taken_over_goes_on_as_where_it_was_taken(device: str) -> None:
         for parameter, value in zip(model.parameters(), parameters, strict=True):
             local_of(parameter).copy_(value)
     optimizer.load_state_dict(moments)
-    loop = site._parts.attachment.loop
+    loop = site._parts.regimes.loop
     assert loop is not None
     targets = loop.to_load({path: (each.shape, each.dtype) for path, each in state.items()})
     for path, target in targets.items():

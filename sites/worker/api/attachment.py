@@ -1,68 +1,51 @@
-"""What a site trains together with all others: models, optimizers, their hooks and checks."""
+"""What a site trains together with all others: models, optimizers, and the hooks in them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
-from weakref import WeakSet
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim import Optimizer
 
 from isthmus.protos import metrics
-from isthmus.protos.failure import text_of
 from isthmus.sites.worker.api.averaging import Averaging
-from isthmus.sites.worker.api.own_machine import arithmetic_of, place_of
 from isthmus.sites.worker.api.records import Records
+from isthmus.sites.worker.api.regimes import Regimes
+from isthmus.sites.worker.api.step_checks import StepChecks
 from isthmus.sites.worker.checks.arguments import check_optimizer, check_tensors, check_training
-from isthmus.sites.worker.checks.crossing_check import CrossingCheck, places_of
-from isthmus.sites.worker.checks.forward_watch import ForwardWatch
-from isthmus.sites.worker.checks.gradient_check import GradientCheck, OwnArithmetic, Seats
+from isthmus.sites.worker.checks.crossing_check import places_of
 from isthmus.sites.worker.checks.module_hooks import ModuleHook
 from isthmus.sites.worker.checks.refusals import (
     SCALER_ON_AVERAGES,
     count_left_out,
     refuse_scaler,
-    scaler_refusal,
-    watch_scaler,
 )
-from isthmus.sites.worker.checks.step_watch import StepWatch
 from isthmus.sites.worker.exchange.bucket_order import Cut, agree_on_cut
-from isthmus.sites.worker.exchange.collectives import Collectives, device_name
+from isthmus.sites.worker.exchange.collectives import device_name
 from isthmus.sites.worker.exchange.member_history import MemberHistory
 from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.rounds import Round
-from isthmus.sites.worker.exchange.run_regime import RunRegime
-from isthmus.sites.worker.exchange.sharding import is_sharded
-from isthmus.sites.worker.exchange.site_averages import BucketAverages
-from isthmus.sites.worker.exchange.step_records import (
-    Hashes,
-    StepLog,
-    StepNumbers,
-    TokenCount,
-)
+from isthmus.sites.worker.exchange.step_records import Hashes, StepLog, TokenCount
 from isthmus.sites.worker.exchange.tensor_hashes import ParameterHashes, hashes_of
-from isthmus.sites.worker.layouts.ddp_hook import DdpHook
+from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
+from isthmus.sites.worker.layouts.fully_sharded import is_lone
 from isthmus.sites.worker.layouts.gradient_hook import GradientHook
+from isthmus.sites.worker.layouts.layout_agreement import LayoutAgreement
+from isthmus.sites.worker.layouts.lone_hook import LoneHook
 from isthmus.sites.worker.layouts.optimizer_hook import OptimizerHook
 from isthmus.sites.worker.layouts.replica_hook import ReplicaHook
+from isthmus.sites.worker.layouts.replicas_beside_shards import ReplicaBesideShardsHook
+from isthmus.sites.worker.layouts.shard_hook import ShardHook
+from isthmus.sites.worker.regimes.permitted import check_all_reduce, check_average_gradients
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-    from isthmus.sites.worker.layouts.agreed_hook import AgreedHook, AgreedTensors
-    from isthmus.sites.worker.layouts.canonical import Agreed, GradientPlan
-    from isthmus.sites.worker.layouts.layout_agreement import LayoutAgreement
-    from isthmus.sites.worker.regimes.ladder import Ladder
-    from isthmus.sites.worker.regimes.loop import RegimeLoop
-    from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
-    from isthmus.topology.spec.regime import Regime, Rung
 
 
 @dataclass(slots=True)
@@ -75,16 +58,8 @@ class _Current:
     """None: `average_gradients` averages."""
     agreement: LayoutAgreement | None = None
     """With the other sites, where tensors are sharded."""
-    loop: RegimeLoop | None = None
-    """What has averages cross between sites; None: gradients do, in the backward pass."""
-    ladder: Ladder | None = None
-    """The loop, where it may be another one in the end; None: the regime stays as it is."""
-    step_watch: StepWatch | None = None
-    crossing: CrossingCheck | None = None
     undo: list[Callable[[], None]] = field(default_factory=list)
     """Take off what was hooked in."""
-    gradient_check: GradientCheck | None = None
-    """What compares gradients of one micro-batch; None: the job does not ask for it."""
     is_reported: bool = False
     """Whether the coordinator knows of it."""
 
@@ -99,7 +74,7 @@ class Attachment:
         members: MemberHistory,
         steps: StepLog,
         records: Records,
-        regime: RunRegime,
+        regimes: Regimes,
     ) -> None:
         """Attach nothing yet; watch all optimizers of this process."""
         self._context = context
@@ -107,18 +82,14 @@ class Attachment:
         self._members = members
         self._steps = steps
         self._records = records
+        self._regimes = regimes
+        self._checks = StepChecks(context, averaging, members, steps, records)
         self.tokens = TokenCount()
-        self.numbers = StepNumbers(steps)
-        self._regime = regime
         self._now = _Current()
-        self._former: WeakSet[Optimizer] = WeakSet()
-        """Optimizers that earlier calls were given."""
         self.before_change: Callable[[], None] = lambda: None
         """Called before what is attached is replaced."""
         self._averaged_buffers: Sequence[torch.Tensor] = ()
         self._average_buffers: Callable[[], None] = lambda: None
-        self._has_stepped = False
-        self._watched = register_optimizer_step_post_hook(self._after_any_step)
 
     # ---------------------------------------------------------------- what others ask
 
@@ -148,34 +119,13 @@ class Attachment:
         """Whether ranks of the site have unlike tensors: a pipeline's stages."""
         return self._now.agreement is not None and self._now.agreement.tensors.is_split
 
-    @property
-    def loop(self) -> RegimeLoop | None:
-        """What has averages cross between sites; None: gradients do, in the backward pass."""
-        return self._now.loop
-
-    @property
-    def gradient_averages(self) -> BucketAverages:
-        """What averages gradients as they come: over all sites, or inside this one."""
-        averaging = self._averaging
-        return averaging.pipeline if self._regime.now.is_sync else averaging.site_averages
-
-    def values(self) -> dict[str, float]:
-        """Return what a step's record has of the regime in which it was taken."""
-        rung = None if self._now.ladder is None else self._now.ladder.rung
-        return {} if rung is None else {metrics.RUNG: float(rung)}
-
     def lists(self) -> Sequence[bytes]:
         """Return what each site has told all others of its tensors, where any site may shard."""
         return () if self._now.agreement is None else self._now.agreement.lists
 
-    def finish(self) -> None:
-        """Wait for what still crosses, at the end of a run."""
-        if self._now.loop is not None:
-            self._now.loop.finish()
-
     def close(self) -> None:
         """Watch optimizers no more."""
-        self._watched.remove()
+        self._checks.close()
 
     # ---------------------------------------------------------------- what a script calls
 
@@ -196,8 +146,8 @@ class Attachment:
         self._steps.begin("attach")
         self._begin(optimizers)
         replicas = [each for each in models if isinstance(each, DistributedDataParallel)]
-        may_change = self._may_change(replicas)
-        if replicas and (beside_shards or may_change or not self._regime.now.is_sync):
+        may_change = self._regimes.may_change(optimizers, replicas)
+        if replicas and (beside_shards or may_change or not self._regimes.now.is_sync):
             self._attach_beside_shards(replicas, is_summed=is_summed, may_change=may_change)
         elif replicas:
             self._attach_replicas(replicas, is_summed=is_summed)
@@ -206,35 +156,27 @@ class Attachment:
         if (pace := self._steps.pace) is not None:
             note = ModuleHook(pace.note_forward)
             self._now.undo += [each.register_forward_pre_hook(note).remove for each in models]
-        if self._context.rank == 0 and self._context.must_average:
-            self._watch_forward(models)
-        self._check_gradients(models)
+        self._now.undo += self._checks.watch_forward(models, lambda: self._averaged_buffers)
+        self._compare_gradients(models)
 
     def average_gradients(self, optimizer: Optimizer) -> None:
         """Average the gradients of an optimizer at each step: `Site.average_gradients`."""
         check_optimizer("site.average_gradients", optimizer)
-        if not self._regime.now.is_sync:
-            raise RuntimeError(
-                f"site.average_gradients: the job's regime is {self._regime.now.kind}, which needs "
-                "site.attach(model, optimizer): call that, or say `regime: sync`"
-            )
+        regimes = self._regimes
+        check_average_gradients(regimes.now)
         averaging = self._averaging
         hook = OptimizerHook(averaging.lists, self.tokens, optimizer, averaging.equalise)
         averaging.exactness.check([name for name, _ in hook.parameters()])
         self._steps.begin("average_gradients")
         self._begin([optimizer])
-        if self._regime.may_change:
-            self._warn(
-                "the regime stays sync: another one needs site.attach(model, optimizer) in place "
-                "of site.average_gradients"
-            )
+        regimes.warn_without_attach()
         if not self._members.awaits_state:
             hook.equalise()
         now = self._now
         now.undo.append(optimizer.register_step_pre_hook(hook.before_step).remove)
         now.undo.append(refuse_scaler([optimizer], SCALER_ON_AVERAGES))
         self._steps.count(optimizer, lambda: hashes_of(hook.parameters()), hook.take_rounds)
-        self._check_gradients([])
+        self._compare_gradients([])
 
     def all_reduce(self, tensors: Sequence[torch.Tensor], tokens: float, *, exact: bool) -> None:
         """Average tensors, which may be gradients of what is attached: `Site.all_reduce`."""
@@ -242,17 +184,8 @@ class Attachment:
         if not (math.isfinite(tokens) and tokens >= 0):
             raise ValueError(f"site.all_reduce: tokens: want a number of 0 or more, got {tokens}")
         now = self._now
-        if not (exact or self._regime.now.is_sync or now.hook):
-            raise RuntimeError(
-                f"site.all_reduce: the job's regime is {self._regime.now.kind}, which needs "
-                "site.attach(model, optimizer), and what is averaged by hand may be gradients: "
-                "call that first, give all_reduce exact=True, or say `regime: sync`"
-            )
-        if self._regime.now.is_open and now.hook:
-            raise RuntimeError(
-                "site.all_reduce: with regime.min_steps sites are not in the same step, so nothing "
-                "is averaged by hand: leave it out, or leave out min_steps"
-            )
+        regime = self._regimes.now
+        check_all_reduce(regime, exact=exact, is_attached=now.hook is not None)
         shard = None if now.agreement is None else now.agreement.hook.shard_in(tensors)
         if shard is not None:
             raise TypeError(
@@ -260,11 +193,8 @@ class Attachment:
                 "hold other elements: average what full_tensor() returns; gradients of a model "
                 "that is attached are averaged by its backward pass"
             )
-        if now.step_watch is not None:
-            # Where sites take steps of their own, gradients that all share are no part of a round.
-            now.step_watch.note_average(exact=exact or self._regime.now.is_local)
-        if now.crossing is not None:
-            now.crossing.note_average(tensors)
+        # Where sites take steps of their own, gradients that all share are no part of a round.
+        self._checks.note_average(tensors, exact=exact or regime.is_local)
         self._averaging.average_for_script(tensors, tokens, exact=exact)
 
     def grad_norm(self) -> float:
@@ -275,23 +205,19 @@ class Attachment:
                 "averages, torch.nn.utils.clip_grad_norm_ finds the norm in a hook that runs "
                 "after ours"
             )
-        loop = self._now.loop
+        loop = self._regimes.loop
         return self._now.hook.norm() if loop is None else loop.norm()
 
     def clip_grad_norm_(self, max_norm: float, loss_scale: float) -> float:
         """Scale the gradients down to a norm: `Site.clip_grad_norm_`."""
         norm = self.grad_norm() / loss_scale
-        if self._now.loop is not None:
-            self._now.loop.max_norm = max_norm
+        if self._regimes.loop is not None:
+            self._regimes.loop.max_norm = max_norm
         scale = max_norm / (norm + 1e-6)
         if not scale >= 1.0:  # not a number: then no gradient is one, as with torch's own
             for each in [] if self._now.hook is None else self._now.hook.gradients():
                 each.mul_(scale)
         return norm
-
-    def global_parameters(self) -> AbstractContextManager[None]:
-        """Return a context in which parameters are all sites': `Site.global_parameters`."""
-        return nullcontext() if self._now.loop is None else self._now.loop.global_parameters()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which no gradient crosses: `Site.no_sync`.
@@ -318,8 +244,8 @@ class Attachment:
         check_tensors("site.average_buffers", buffers)
 
         def average() -> None:
-            step, since = self._steps.num_steps, self._steps.num_steps - self._regime.now.sync_every
-            if self._regime.now.meets_at(step) and step // every > since // every:
+            step, regime = self._steps.num_steps, self._regimes.now
+            if regime.meets_at(step) and step // every > (step - regime.sync_every) // every:
                 self._averaging.average(buffers)
 
         self._average_buffers, self._averaged_buffers = average, buffers
@@ -331,8 +257,7 @@ class Attachment:
             GradientsDifferError: this rank computes wrongly.
         """
         self._average_buffers()
-        if self._now.gradient_check is not None:
-            self._now.gradient_check.after_step(step)
+        self._checks.after_step(step)
         if not self._now.is_reported:
             self._now.is_reported = True
             self._report_model()
@@ -363,8 +288,8 @@ class Attachment:
         self.before_change()
         for each in self._now.undo:
             each()
-        for optimizer in self._now.optimizers:
-            self._former.add(optimizer)
+        self._checks.end(self._now.optimizers)
+        self._regimes.end()
         self._now = _Current(optimizers)
 
     def _attach_replicas(
@@ -385,7 +310,7 @@ class Attachment:
         hook.hook_in()
         if not self._members.awaits_state and (others := _others(hook, optimizers)):
             self._averaging.equalise(others)
-        self._watch_steps(hook, hook.parameters())
+        now.undo += self._checks.watch_steps(hook, hook.parameters(), optimizers)
         hook.watch_reduced(optimizers)
         self._count(
             optimizers[0],
@@ -424,11 +349,6 @@ class Attachment:
         is_summed: bool,
         may_change: bool,
     ) -> None:
-        # Imported only by scripts that shard: it takes torch half a second.
-        from isthmus.sites.worker.layouts.fully_sharded import is_lone
-        from isthmus.sites.worker.layouts.lone_hook import LoneHook
-        from isthmus.sites.worker.layouts.shard_hook import ShardHook
-
         kind = LoneHook if is_lone(models) else ShardHook
         if kind is LoneHook and data is not None and data.size() > 1:
             raise TypeError(
@@ -436,26 +356,24 @@ class Attachment:
                 "batch: leave it out, or let fully_shard wrap the model over that mesh"
             )
         hook = kind(
-            self.gradient_averages,
+            self._regimes.gradient_averages,
             self.tokens,
             models,
             data_ranks=None if data is None else tuple(data.mesh.flatten().tolist()),
             is_summed=is_summed,
-            regime=self._regime.now.kind,
+            regime=self._regimes.now.kind,
         )
         self._attach_agreed(hook, models, may_change=may_change)
 
     def _attach_beside_shards(
         self, models: Sequence[DistributedDataParallel], *, is_summed: bool, may_change: bool
     ) -> None:
-        from isthmus.sites.worker.layouts.replicas_beside_shards import ReplicaBesideShardsHook
-
         hook = ReplicaBesideShardsHook(
-            self.gradient_averages,
+            self._regimes.gradient_averages,
             self.tokens,
             models,
             is_summed=is_summed,
-            regime=self._regime.now.kind,
+            regime=self._regimes.now.kind,
         )
         self._attach_agreed(hook, models, may_change=may_change)
         hook.watch_reduced(self._now.optimizers)
@@ -464,340 +382,36 @@ class Attachment:
         self, hook: AgreedHook, models: Sequence[nn.Module], *, may_change: bool
     ) -> None:
         """Exchange in buckets that all sites agree on, whatever their layouts."""
-        context, averaging, now = self._context, self._averaging, self._now
-        now.hook = hook
-        tensors: AgreedTensors = hook
-        buckets: OuterBuckets | None = None
-        if may_change:
-            now.loop = now.ladder = tensors = self._ladder(hook, models)
-        elif not self._regime.now.is_sync:
-            tensors, _ = buckets, _ = self._outer_buckets(hook)
-        now.agreement = agreement = self._agreement(
-            tensors, averaging.collectives, is_own=context.exchange_is_off
+        averaging, regimes, now = self._averaging, self._regimes, self._now
+        now.hook, optimizers = hook, now.optimizers
+        now.agreement = agreement = LayoutAgreement(
+            regimes.prepare(hook, models, optimizers, may_change=may_change),
+            averaging.collectives,
+            self._context,
+            averaging.exactness,
+            is_own=self._context.exchange_is_off,
         )
         averaging.exactness.check([each.name for each in agreement.tensors.entries])
         if not self._members.awaits_state:
-            agreement.agree(averaging.pipeline, context.device)
+            agreement.agree(averaging.pipeline)
             agreement.state.equalise(averaging.initial_state())
-        self._watch_steps(hook, hook.own.items())
-        optimizers = now.optimizers
+        now.undo += self._checks.watch_steps(hook, hook.own.items(), optimizers)
 
         def hashes() -> ParameterHashes | None:
             # A pipeline's ranks have unlike optimizers.
             others = [] if agreement.tensors.is_split else _others(hook, optimizers)
-            with self.global_parameters():
+            with regimes.global_parameters():
                 return agreement.state.digest(dict([*hook.parameters_now(), *others]))
 
-        def take_rounds() -> list[Round]:
-            landed = [] if now.loop is None else now.loop.take_rounds()
-            own, landing = hook.take_rounds(), self._steps.landing
-            if now.ladder is not None and len(own) > 1:
-                now.ladder.stay("two backward passes have synchronised in one step")
-            is_lost = landing is not None and landing.is_passed_over
-            return landed if is_lost else [*own, *landed]
-
         # In sync all has crossed before the first one steps; else a step ends with the last one.
-        counted = optimizers[0 if self._regime.now.is_sync else -1]
-        self._count(counted, hashes, take_rounds)
-        if now.ladder is not None:
-            now.undo.append(watch_scaler(optimizers, now.ladder.meet_scaler))
-            now.ladder.begin()
-        elif buckets is not None:
-            now.undo.append(refuse_scaler(optimizers, scaler_refusal(self._regime.now.kind)))
-            now.loop = self._begin_loop(hook, buckets, models, self._regime.now)
-            self._note_regime(self._regime.now)
-        if now.loop is not None:
-            self._steps.before_end, self._steps.after_end = now.loop.before_end, now.loop.after_end
-            now.undo.append(now.loop.close)
+        counted = optimizers[0 if regimes.now.is_sync else -1]
+        self._count(counted, hashes, lambda: regimes.take_rounds(hook.take_rounds()))
+        now.undo += regimes.begin(optimizers)
 
-    def _agreement(
-        self, hook: AgreedTensors, collectives: Collectives, *, is_own: bool
-    ) -> LayoutAgreement:
-        """Return what agrees with the other sites; `is_own`: with this one alone."""
-        from isthmus.sites.worker.layouts.layout_agreement import LayoutAgreement
-
-        context, welcome = self._context, self._context.welcome
-        return LayoutAgreement(
-            hook,
-            collectives,
-            bucket_bytes=context.spec.job.exchange.bucket_bytes,
-            exactness=self._averaging.exactness,
-            site=context.site,
-            sites=(context.site,) if is_own else welcome.sites,
-            ranks_per_site=(context.world_size,) if is_own else welcome.ranks_per_site,
-            ranks_per_gateway=welcome.ranks_per_gateway or context.world_size,
+    def _compare_gradients(self, models: Sequence[nn.Module]) -> None:
+        self._now.undo += self._checks.compare_gradients(
+            self._now.hook, models, self._regimes.global_parameters
         )
-
-    # ---------------------------------------------------------------- regimes
-
-    def _outer_buckets(self, hook: AgreedHook) -> tuple[OuterBuckets, tuple[Agreed, GradientPlan]]:
-        """Have `hook` average inside the site; return what crosses after that, and how it does."""
-        from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
-
-        averaging = self._averaging
-        inside = self._agreement(hook, averaging.site_collectives, is_own=True)
-        inside.adopt([inside.tensors.to_bytes()])
-        assert inside.plan is not None, "it was adopted"
-        context = self._context
-        buckets = OuterBuckets(
-            averaging.pipeline,
-            hook,
-            averaging.site_collectives,
-            context.device,
-            site=context.index,
-            num_sites=context.num_sites,
-        )
-        return buckets, inside.plan
-
-    def _may_change(self, replicas: Sequence[DistributedDataParallel]) -> bool:
-        """Whether the run may go over to other regimes while it goes on; if not, say why once."""
-        if not self._regime.may_change:
-            return False
-        why = self._why_only_sync(replicas)
-        is_any = not self._members.awaits_state and self._is_any(bool(why))
-        if why or is_any:
-            self._warn(f"the regime stays sync: {why or 'another site can have no other'}")
-            self._regime.stay()
-            self._note_regime(self._regime.now)
-        return not (why or is_any)
-
-    def _why_only_sync(self, replicas: Sequence[DistributedDataParallel]) -> str:
-        """Return what is attached that no other regime trains; nothing: any does."""
-        from isthmus.sites.worker.layouts.replicas_beside_shards import check_agreed
-        from isthmus.sites.worker.regimes.look_ahead import check_known
-
-        if len(self._now.optimizers) > 1:
-            return "several optimizers are attached"
-        try:
-            check_known(self._now.optimizers[0])
-            if replicas:
-                check_agreed(replicas, "delayed")
-        except TypeError as error:
-            return text_of(error)
-        return ""
-
-    def _ladder(self, hook: AgreedHook, models: Sequence[nn.Module]) -> Ladder:
-        """Have averages cross as the run's regime says, which may change."""
-        from isthmus.sites.worker.regimes.ladder import Ladder
-
-        averaging = self._averaging
-        buckets, plan_inside = self._outer_buckets(hook)
-        return Ladder(
-            hook,
-            buckets,
-            self._regime,
-            across=averaging.pipeline,
-            inside=averaging.site_averages,
-            plan_inside=plan_inside,
-            make_loop=partial(self._begin_loop, hook, buckets, models),
-            is_any=self._is_any,
-            begun=self._note_regime,
-            warn=self._warn,
-        )
-
-    def change_regime(self, rung: Rung) -> None:
-        """Go over to another regime once this step has ended: from all ranks of all sites."""
-        if self._now.ladder is not None:
-            self._now.ladder.hear(rung)
-
-    def begin_at(self, rung: Rung) -> None:
-        """Begin in the regime that the other sites have."""
-        if self._now.ladder is not None:
-            self._now.ladder.begin_at(rung)
-
-    def _note_regime(self, regime: Regime) -> None:
-        """Tell whoever counts by the regime that another one begins."""
-        is_delayed = regime.kind == "delayed"
-        self._averaging.missing_sites.delay_steps = 1 if is_delayed else regime.delay
-        self._steps.verify_every = self._context.welcome.verify_every * regime.sync_every
-
-    def _is_any(self, is_here: bool) -> bool:
-        """Return whether `is_here` holds at any rank of any site: a collective of all."""
-        return bool(self._averaging.largest(int(is_here), limit=1))
-
-    def _begin_loop(
-        self,
-        hook: AgreedHook,
-        buckets: OuterBuckets,
-        models: Sequence[nn.Module],
-        regime: Regime,
-    ) -> RegimeLoop:
-        """Have averages cross as the regime says."""
-        loop: RegimeLoop
-        optimizers = self._now.optimizers
-        if regime.is_local:
-            from isthmus.sites.worker.regimes.local_steps import LocalSteps
-            from isthmus.sites.worker.regimes.open_steps import OpenSteps
-            from isthmus.sites.worker.regimes.streaming import Streaming
-
-            make: Callable[..., LocalSteps] = LocalSteps
-            if regime.kind == "streaming":
-                make = Streaming
-            elif regime.is_open:
-                self._check_open()
-                make = partial(
-                    OpenSteps,
-                    link=self._averaging.link,
-                    missing_sites=self._averaging.missing_sites,
-                    gives_numbers=lambda: self.numbers.are_used,
-                    deadline_s=self._averaging.deadline_s,
-                    tell=self._tell,
-                )
-            loop = make(
-                hook,
-                buckets,
-                models,
-                optimizers,
-                regime,
-                num_sites=self._num_sites,
-                counts=self._counts,
-                warn=self._warn,
-            )
-        else:
-            from isthmus.sites.worker.regimes.delayed import Delayed
-
-            loop = Delayed(
-                hook,
-                buckets,
-                models,
-                optimizers,
-                looks=regime.look,
-                counts=self._counts,
-                copy_state=self._copy_state,
-                note_last=self._averaging.missing_sites.end_delay,
-            )
-        return loop
-
-    def _check_open(self) -> None:
-        """Refuse rounds that wait for nobody where one rank cannot decide for the site.
-
-        Raises:
-            RuntimeError: the site has several gateways.
-        """
-        context = self._context
-        if 0 < context.welcome.ranks_per_gateway < context.world_size:
-            raise RuntimeError(
-                f"regime.min_steps: site {context.site} has several gateways, which do not hear of "
-                "each other's ranks: leave min_steps out, or let the site have one gateway"
-            )
-
-    def _tell(self, reason: str) -> None:
-        """Tell people something of this site, from its first rank."""
-        if self._context.rank == 0:
-            self._records.record_problem(metrics.TROUBLE, self._steps.num_steps, reason)
-
-    def _warn(self, reason: str) -> None:
-        """Tell people something, which all sites would say alike."""
-        if self._context.rank == self._context.index == 0:
-            self._records.record_problem(metrics.TROUBLE, self._steps.num_steps, reason)
-
-    def _counts(self) -> bool:
-        """Whether what this site makes of its data counts."""
-        return not self._members.is_catching_up
-
-    def _num_sites(self, ahead: int) -> int:
-        """Return how many sites take part so many steps after the next one, alike at all ranks."""
-        return self._context.num_sites - len(self._averaging.missing_sites.gone(ahead=ahead))
-
-    def _copy_state(self) -> None:
-        """Copy what is to be saved of the step that has ended."""
-        self._averaging.site_averages.before_gradients()
-
-    # ---------------------------------------------------------------- what watches steps
-
-    def _watch_steps(self, hook: GradientHook, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Refuse steps without rounds, and rounds without steps, unless nothing has to cross."""
-        now, optimizers = self._now, self._now.optimizers
-        now.undo += [each.register_step_pre_hook(hook.finish).remove for each in optimizers]
-        now.step_watch = watch = StepWatch(named, optimizers, is_due=self._is_due)
-        hook.after_round = watch.note_round
-        now.crossing = crossing = CrossingCheck(
-            hook.parameters_now,
-            hook.crossed,
-            optimizers,
-            is_due=self._is_due,
-            former=self._former,
-        )
-        now.undo += [hook.close, watch.close, crossing.close]
-
-    def _watch_forward(self, models: Sequence[nn.Module]) -> None:
-        """Have what models are called with, and buffers, compared with other sites'."""
-
-        def send(step: int, hashes: ParameterHashes) -> None:
-            shown = hashes.bounded()
-            values = dict(zip(shown.names, (each >> 12 for each in shown.tensors), strict=True))
-            self._records.record(metrics.BUFFERS, step, values)
-
-        watch = ForwardWatch(
-            models,
-            lambda: self._steps.num_steps,
-            averaged=lambda: self._averaged_buffers,
-            verify_every=self._context.welcome.verify_every,
-            send_buffers=send,
-        )
-        self._steps.take_inputs = watch.take_inputs
-        self._now.undo += watch.undo
-
-    def _check_gradients(self, models: Sequence[nn.Module]) -> None:
-        """Have all ranks compute one micro-batch now and then, if the job wants it."""
-        context, hook, job = self._context, self._now.hook, self._context.spec.job
-        own = slice(context.index, context.index + 1) if context.is_apart else slice(None)
-        seats = Seats(
-            sites=context.welcome.sites[own],
-            ranks_per_site=context.welcome.ranks_per_site[own],
-            own=context.rank if context.is_apart else context.global_rank,
-        )
-        if not job.gradients_every or seats.count < 2:
-            return
-
-        def note(reason: str) -> None:
-            self._records.record_problem(metrics.TROUBLE, self._steps.num_steps, reason)
-
-        def record(step: int, num_ranks: int, length_s: float) -> None:
-            values = {metrics.COMPARED_RANKS: num_ranks, metrics.COMPARED_S: length_s}
-            if context.rank == 0:
-                self._records.record(metrics.GRADIENTS, step, values)
-
-        is_whole = context.world_size == 1 or isinstance(hook, DdpHook)
-        names = {} if hook is None else {each: name for name, each in hook.parameters_now()}
-        if hook is None or not is_whole or any(map(is_sharded, names)):
-            models = []
-            if context.rank == 0:
-                note(
-                    "gradients are not compared here (verify.gradients_every): that needs site.attach, "
-                    "and DistributedDataParallel or a plain model on the site's only rank"
-                )
-        device = context.device
-        is_exact = device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
-        self._now.gradient_check = check = GradientCheck(
-            self._averaging.pipeline,
-            models,
-            names,
-            device,
-            seats=seats,
-            own=OwnArithmetic(kind=arithmetic_of(device), place=place_of(device), repeats=is_exact),
-            every=job.gradients_every * self._regime.longest.sync_every,
-            num_steps=lambda: self._steps.num_steps,
-            gone=self._averaging.missing_sites.gone,
-            global_parameters=self.global_parameters,
-            note=note,
-            record=record,
-        )
-        self._now.undo += check.undo
-
-    def _is_due(self) -> bool:
-        """Whether gradients are to cross now."""
-        return self._context.must_average and not self._members.is_catching_up
-
-    def _after_any_step(self, optimizer: Optimizer, *_: object) -> None:
-        """Check any optimizer's step; record the first one that other sites know nothing of."""
-        if self._now.crossing is not None:
-            self._now.crossing.after_any_step(optimizer)
-        # The hook stays until the end: torch goes through all hooks while this one runs.
-        is_first, self._has_stepped = not self._has_stepped, True
-        is_unknown = self._context.must_average and not self._averaging.has_begun
-        if is_first and is_unknown and self._context.rank == 0:
-            self._records.record(metrics.STEPPED_ALONE, 0, {})
 
 
 def _others(hook: GradientHook, optimizers: Sequence[Optimizer]) -> list[tuple[str, torch.Tensor]]:

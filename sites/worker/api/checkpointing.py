@@ -17,6 +17,7 @@ from isthmus.sites.local.rank_messages import Moved, StateProgress
 from isthmus.sites.worker.api.attachment import Attachment
 from isthmus.sites.worker.api.averaging import Averaging
 from isthmus.sites.worker.api.records import Records
+from isthmus.sites.worker.api.regimes import Regimes
 from isthmus.sites.worker.api.rejoining import Rejoining
 from isthmus.sites.worker.checks.arguments import check_optimizer
 from isthmus.sites.worker.data.learning_rates import LearningRates
@@ -24,7 +25,6 @@ from isthmus.sites.worker.data.run_data import RunData
 from isthmus.sites.worker.exchange.collectives import local_rank
 from isthmus.sites.worker.exchange.gateway_link import Link
 from isthmus.sites.worker.exchange.rank_context import RankContext
-from isthmus.sites.worker.exchange.run_regime import RunRegime
 from isthmus.sites.worker.exchange.step_records import StepLog
 from isthmus.topology.spec.job import Checkpoint
 
@@ -50,10 +50,10 @@ class Checkpointing:
         rejoining: Rejoining,
         steps: StepLog,
         records: Records,
-        regime: RunRegime,
+        regimes: Regimes,
     ) -> None:
         """Save nothing yet."""
-        self._regime = regime
+        self._regimes = regimes
         self._context = context
         self._link = link
         self._averaging = averaging
@@ -104,8 +104,8 @@ class Checkpointing:
         from isthmus.sites.checkpoint.training_state import TrainingState
 
         exchange = self._exchange_state()
-        attached = self._attachment
-        state = TrainingState(models, optimizers, is_split=attached.is_split, outer=attached.loop)
+        is_split, loop = self._attachment.is_split, self._regimes.loop
+        state = TrainingState(models, optimizers, is_split=is_split, outer=loop)
         run_objects = RunObjects(state, named, exchange)
         if self._entry is None:
             self._begin(state, run_objects, exchange, watched)
@@ -119,7 +119,7 @@ class Checkpointing:
 
     def _make_common(self, *, crosses: bool = True) -> bool:
         """Have the same state at all sites, for it is to be written; return whether it can be."""
-        loop = self._attachment.loop
+        loop = self._regimes.loop
         return loop is None or loop.make_common(crosses=crosses)
 
     def _mean_step_s(self, own_s: float) -> float:
@@ -190,7 +190,7 @@ class Checkpointing:
         if self._context.rank == 0:
             self._records.record(metrics.STATE, steps.num_steps, {})
         self._go_on(entry)
-        self._attachment.gradient_averages.before_gradients = self._before_gradients
+        self._regimes.gradient_averages.before_gradients = self._before_gradients
         self._averaging.pipeline.take_epoch = self._rejoining.take_epoch
         if checkpoints is not None:
             checkpoints.start(self._mean_step_s, steps.num_steps)
@@ -248,7 +248,7 @@ class Checkpointing:
             exchange=exchange,
             make_common=self._make_common,
             landing=lambda: self._steps.landing,
-            sync_every=lambda: self._regime.now.sync_every,
+            sync_every=lambda: self._regimes.now.sync_every,
             on_written=self._record_written,
             on_failed=partial(self._records.record_problem, metrics.CHECKPOINT_FAILED),
             on_store_failed=partial(self._records.record_problem, metrics.STORE_FAILED),

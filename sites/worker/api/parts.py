@@ -14,6 +14,7 @@ from isthmus.sites.worker.api.checkpointing import Checkpointing
 from isthmus.sites.worker.api.life import Life
 from isthmus.sites.worker.api.rank_facts import RankFacts
 from isthmus.sites.worker.api.records import Records
+from isthmus.sites.worker.api.regimes import Regimes
 from isthmus.sites.worker.api.rejoining import Rejoining
 from isthmus.sites.worker.data.learning_rates import LearningRates
 from isthmus.sites.worker.data.run_data import RunData
@@ -23,7 +24,7 @@ from isthmus.sites.worker.exchange.missing_sites import notice_steps_of
 from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.rank_pace import RankPace
 from isthmus.sites.worker.exchange.run_regime import RunRegime
-from isthmus.sites.worker.exchange.step_records import StepLog
+from isthmus.sites.worker.exchange.step_records import StepLog, StepNumbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,10 @@ class Parts:
 
     records: Records
     steps: StepLog
+    numbers: StepNumbers
     members: MemberHistory
     averaging: Averaging
+    regimes: Regimes
     attachment: Attachment
     rates: LearningRates
     data: RunData
@@ -63,7 +66,9 @@ class Parts:
         )
         members = MemberHistory(context.site, rejoins=context.rejoins)
         averaging = Averaging(context, link, members, steps, records, regime)
-        attachment = Attachment(context, averaging, members, steps, records, regime)
+        numbers = StepNumbers(steps)
+        regimes = Regimes(context, averaging, members, steps, numbers, records, regime)
+        attachment = Attachment(context, averaging, members, steps, records, regimes)
         rates = LearningRates()
         data = RunData(
             context,
@@ -75,13 +80,13 @@ class Parts:
         )
         steps.own_values = lambda: {
             **(data.values() if steps.counts else {}),
-            **attachment.values(),
+            **regimes.values(),
         }
         rejoining = Rejoining(
-            context, averaging, members, missing_sites, data, steps, records, regime, attachment
+            context, averaging, members, missing_sites, data, steps, records, regimes
         )
         checkpointing = Checkpointing(
-            context, link, averaging, attachment, data, rates, rejoining, steps, records, regime
+            context, link, averaging, attachment, data, rates, rejoining, steps, records, regimes
         )
         attachment.before_change = checkpointing.before_change
         for listener in (  # in this order at the end of each step
@@ -102,7 +107,19 @@ class Parts:
             link,
             members,
             has_averaged=lambda: averaging.has_begun,
-            before=[attachment.finish, checkpointing.finish, steps.flush],
+            before=[regimes.finish, checkpointing.finish, steps.flush],
             after=[attachment.close, averaging.close, end_group],
         )
-        return cls(records, steps, members, averaging, attachment, rates, data, checkpointing, life)
+        return cls(
+            records,
+            steps,
+            numbers,
+            members,
+            averaging,
+            regimes,
+            attachment,
+            rates,
+            data,
+            checkpointing,
+            life,
+        )

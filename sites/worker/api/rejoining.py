@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from isthmus.protos import metrics
 from isthmus.protos.errors import ScriptError
-from isthmus.sites.worker.api.attachment import Attachment
 from isthmus.sites.worker.api.averaging import Averaging
 from isthmus.sites.worker.api.records import Records
+from isthmus.sites.worker.api.regimes import Regimes
 from isthmus.sites.worker.data.run_data import RunData
 from isthmus.sites.worker.exchange.member_history import (
     Announced,
@@ -24,7 +24,6 @@ from isthmus.sites.worker.exchange.member_history import (
 )
 from isthmus.sites.worker.exchange.missing_sites import MissingSites
 from isthmus.sites.worker.exchange.rank_context import RankContext
-from isthmus.sites.worker.exchange.run_regime import RunRegime
 from isthmus.sites.worker.exchange.step_records import StepLog
 
 if TYPE_CHECKING:
@@ -45,8 +44,7 @@ class Rejoining:
         data: RunData,
         steps: StepLog,
         records: Records,
-        regime: RunRegime,
-        attachment: Attachment,
+        regimes: Regimes,
     ) -> None:
         """Let nobody in until `begin`."""
         self._context = context
@@ -56,8 +54,7 @@ class Rejoining:
         self._data = data
         self._steps = steps
         self._records = records
-        self._regime = regime
-        self._attachment = attachment
+        self._regimes = regimes
         self._entry: EntryState | None = None
         """Writes the training state for sites that catch up."""
         self._make_common: Callable[[], object] = lambda: None
@@ -90,14 +87,14 @@ class Rejoining:
         changes = self._members.end_step(
             num_rounds,
             self._notice_steps,
-            has_landed=self._regime.now.meets_at(step),
+            has_landed=self._regimes.now.meets_at(step),
             num_steps=1 if landing is None else landing.num_steps,
         )
         for change in changes:
             if isinstance(change, Divided):
                 self._data.divide(change.step, change.shares)
             elif isinstance(change, Changed):
-                self._attachment.change_regime(change.rung)
+                self._regimes.change(change.rung)
             elif self._entry is not None:
                 self._apply(self._entry, change)
 
@@ -125,7 +122,7 @@ class Rejoining:
             case CaughtUp():
                 for site in sites:
                     self._missing_sites.rejoin(site)
-                if self._regime.now.is_local:
+                if self._regimes.now.is_local:
                     # What its optimizer has made of steps that do not count is not to stay.
                     self._make_common()
                 entry.discard()
@@ -158,7 +155,7 @@ class Rejoining:
                 f"sites that it comes back to {most}: give all of them the same num_workers and "
                 "prefetch_factor"
             )
-        sync_every = self._regime.now.sync_every
+        sync_every = self._regimes.now.sync_every
         return -(-most // sync_every) * sync_every
 
     def take_state(
@@ -174,7 +171,7 @@ class Rejoining:
         pipeline = self._averaging.pipeline
         while (admitted := self._members.own_entry(_ASK_EVERY_S)) is None:
             pipeline.check()
-        self._attachment.begin_at(admitted.rung)
+        self._regimes.begin_at(admitted.rung)
         entered = entry.take(Path(admitted.state))
         if adopt is not None:
             adopt(entered.lists)

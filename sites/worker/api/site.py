@@ -234,7 +234,7 @@ class Site:
 
         A collective of the site then. Bytes sent per rank: 4 a parameter that it hands over.
         """
-        return self._parts.attachment.global_parameters()
+        return self._parts.regimes.global_parameters()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes add to gradients here, and nothing crosses.
@@ -276,7 +276,7 @@ class Site:
         Raises:
             ScriptError: the loop's body has taken no step of the optimizer.
         """
-        return self._parts.attachment.numbers.until(until)
+        return self._parts.numbers.until(until)
 
     @property
     def num_steps(self) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-import torch
 import torch.distributed as dist
 
 from isthmus.protos.errors import LayoutMismatchError
@@ -17,6 +16,7 @@ from isthmus.sites.worker.exchange.agreement import tell_all
 from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.collectives import Collectives, Ranks
 from isthmus.sites.worker.exchange.exactness import Exactness
+from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.layouts.agreed_hook import AgreedTensors
 from isthmus.sites.worker.layouts.canonical import (
     Agreed,
@@ -36,36 +36,34 @@ class LayoutAgreement:
         self,
         hook: AgreedTensors,
         collectives: Collectives,
-        *,
-        bucket_bytes: int,
+        context: RankContext,
         exactness: Exactness,
-        site: str,
-        sites: Sequence[str],
-        ranks_per_site: tuple[int, ...],
-        ranks_per_gateway: int,
+        *,
+        is_own: bool,
     ) -> None:
         """Hear what the ranks of this site hold. A collective of the site.
 
         Args:
             hook: prepares for what all have agreed on.
             collectives: make the process groups that follow from it.
-            bucket_bytes: float32 of a bucket of gradients, over all ranks, at most.
+            context: of this rank.
             exactness: which gradients cross as float32.
-            site: this one.
-            sites: that tell each other, in order, this one among them.
-            ranks_per_site: of these.
-            ranks_per_gateway: how many of this site's ranks a gateway serves.
+            is_own: this site agrees with itself alone.
 
         Raises:
             TypeError: what they hold does not make a model.
         """
+        welcome, own_ranks = context.welcome, context.world_size
         self.hook = hook
         self._collectives = collectives
-        self._site = site
-        self._sites = sites
-        self._ranks_per_site = ranks_per_site
-        self._ranks_per_gateway = ranks_per_gateway
-        self._bucket_numel = max(1, bucket_bytes // FLOAT_BYTES)
+        self._device = context.device
+        self._site = context.site
+        self._sites: Sequence[str] = (context.site,) if is_own else welcome.sites
+        """Those that tell each other, in order, this one among them."""
+        self._ranks_per_site = (own_ranks,) if is_own else welcome.ranks_per_site
+        self._ranks_per_gateway = welcome.ranks_per_gateway or own_ranks
+        """How many of this site's ranks a gateway serves."""
+        self._bucket_numel = max(1, context.spec.job.exchange.bucket_bytes // FLOAT_BYTES)
         lone_rank = dist.get_rank() if hook.is_lone else None
         self.tensors = SiteTensors.gather(held_tensors(hook.own, exactness, lone_rank=lone_rank))
         self.lists: Sequence[bytes] = ()
@@ -82,7 +80,7 @@ class LayoutAgreement:
         assert self._state is not None, "adopt comes first"
         return self._state
 
-    def agree(self, pipeline: BucketPipeline, device: torch.device) -> None:
+    def agree(self, pipeline: BucketPipeline) -> None:
         """Tell all other sites of this one's tensors, and adopt what follows. From all ranks.
 
         Raises:
@@ -94,7 +92,7 @@ class LayoutAgreement:
             site=self._sites.index(self._site),
             num_sites=len(self._sites),
             rank=dist.get_rank(),
-            device=device,
+            device=self._device,
         )
         self.adopt(told)
 
