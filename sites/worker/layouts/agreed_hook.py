@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
 import torch
+from torch import nn
 
 from isthmus.sites.worker.exchange.collectives import Ranks
 from isthmus.sites.worker.exchange.site_averages import BucketAverages
@@ -42,6 +43,15 @@ class AgreedHook(GradientHook):
     """Those of the site with data of their own, this one among them."""
 
     _pipeline: BucketAverages
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Those of `own` that have gradients."""
+        return {
+            name: each
+            for name, each in self.own.items()
+            if isinstance(each, nn.Parameter) and each.requires_grad
+        }
 
     def average_by(self, averages: BucketAverages) -> None:
         """Have gradients averaged by this one from the next round on; `agree` comes next."""

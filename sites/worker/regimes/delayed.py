@@ -10,11 +10,7 @@ optimizer's step k + 1, whatever the model's layout:
     step's end        send the site's own mean gradient: round k + 1
 
 The next gradient would then be computed at parameters that lack the one under way. So passes
-compute at a guess: where the optimizer would arrive by the site's own gradient (look_ahead.py).
-Parameters hold it inside a forward pass with gradients, and inside a backward pass, and nowhere
-else. Whatever a script does with them before, between and after, it sees what all sites have alike.
-The guess is made in the first such pass, from what parameters and the optimizer's settings are by
-then. One that is changed after that is computed at as it is, until the next step.
+compute at a guess: where the optimizer would arrive by the site's own gradient (guesses.py).
 
 The first step has nothing to apply: gradients are zeros there, and None to the optimizers, which
 leave parameters without a gradient as they are. The last gradient is never applied.
@@ -23,8 +19,8 @@ leave parameters without a gradient as they are. The last gradient is never appl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,12 +28,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from isthmus.protos.errors import ScriptError
-from isthmus.sites.worker.checks.backward_passes import watch_backward
-from isthmus.sites.worker.checks.module_hooks import UntracedModuleHook
 from isthmus.sites.worker.exchange.rounds import Round
-from isthmus.sites.worker.exchange.sharding import is_sharded, laid_out_as, local_of
+from isthmus.sites.worker.exchange.sharding import laid_out_as, local_of
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
-from isthmus.sites.worker.regimes.look_ahead import check_known, look_ahead, settings_of
+from isthmus.sites.worker.regimes.guesses import Guesses, exchange
 from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
 
 if TYPE_CHECKING:
@@ -83,41 +77,15 @@ class Delayed:
         Raises:
             TypeError: nobody knows how to look ahead by one of the optimizers.
         """
-        for each in optimizers if looks else ():
-            check_known(each)
         self._hook = hook
         self._buckets = buckets
-        self._optimizers = optimizers
-        self._looks = looks
         self._counts = counts
-        self._copy_state = copy_state
         self._note_last = note_last
-        self._trained = {
-            name: each
-            for name, each in hook.own.items()
-            if isinstance(each, nn.Parameter) and each.requires_grad
-        }
-        self._names = {id(each): name for name, each in self._trained.items()}
+        self._trained = hook.trained
         self._gradients = {
             name: torch.zeros_like(local_of(each)).view(-1) for name, each in self._trained.items()
         }
         """Until a round is sent, the site's gradient of the latest step. Then that of all sites."""
-        self._places: dict[str, torch.Tensor] = {}
-        """By which gradients to look ahead, then the guesses; in passes, what all sites have."""
-        self._aims: set[str] = set()
-        """Parameters whose guess is yet to be made."""
-        self._scale = 1.0
-        """By what the script's clipping multiplies these gradients."""
-        self._guesses: dict[str, tuple[int, int]] = {}
-        """Parameters whose guess is made, and their versions at that time."""
-        self._num_passes = 0
-        """Passes that go on, one inside another."""
-        self._guessing_pass = 0
-        """The one that has parameters hold the guess; 0: they do not."""
-        self._is_computed = False
-        """A forward pass has computed at the guess."""
-        self._is_gathered = False
-        """The latest forward pass did."""
         self._unused: set[str] = set()
         """Parameters of which the site had no gradient in the latest step."""
         self._tokens: float | None = None
@@ -134,27 +102,17 @@ class Delayed:
         """There is no gradient to apply yet: what is in `p.grad` are zeros."""
         self._stepping: Optimizer | None = None
         """The optimizer whose step goes on, and may have passes in it (a closure)."""
-        self._is_away = False
-        """The script wants all passes to compute at what all sites have."""
         self._norm = 0.0
         """The 2-norm of a gradient that came with the run's state."""
         self.max_norm = math.inf
         """To which the script clips gradients, as far as it is known."""
         self._landed: list[Round] = []
-        hook.after_gradients = self._exchange_gradients
-        self._undo: list[Callable[[], None]] = []
-        self._undo += [each.register_step_pre_hook(self._begin_step).remove for each in optimizers]
-        for model in models if looks else ():
-            self._undo += [
-                model.register_forward_pre_hook(
-                    UntracedModuleHook(self._begin_forward), prepend=True
-                ).remove,
-                model.register_forward_hook(
-                    UntracedModuleHook(self._end_pass), always_call=True
-                ).remove,
-            ]
+        self._guesses: Guesses | None = None
+        """At which passes compute; None: they do at the parameters."""
         if looks:
-            self._undo.append(watch_backward(self))
+            self._guesses = Guesses(hook, models, optimizers, copy_state)
+        hook.after_gradients = self._exchange_gradients
+        self._undo = [each.register_step_pre_hook(self._begin_step).remove for each in optimizers]
 
     # ---------------------------------------------------------------- what others ask
 
@@ -167,16 +125,13 @@ class Delayed:
         self.finish()
         for each in self._undo:
             each()
+        if self._guesses is not None:
+            self._guesses.close()
         self._hook.after_gradients = None
 
-    @contextmanager
-    def global_parameters(self) -> Iterator[None]:
+    def global_parameters(self) -> AbstractContextManager[None]:
         """Have passes compute at what parameters hold, too: what all sites have."""
-        was_away, self._is_away = self._is_away, True
-        try:
-            yield
-        finally:
-            self._is_away = was_away
+        return nullcontext() if self._guesses is None else self._guesses.away()
 
     def norm(self) -> float:
         """Return the 2-norm of the gradient in `p.grad`; 0: there is none."""
@@ -251,107 +206,20 @@ class Delayed:
 
     # ---------------------------------------------------------------- a step
 
-    def _begin_forward(self, *_: object) -> None:
-        """Have a forward pass compute at the guess, if it may be for gradients."""
-        self._begin_pass(computes=torch.is_grad_enabled())
-        if self._num_passes == 1 and self._is_gathered != bool(self._guessing_pass):
-            self._is_gathered = bool(self._guessing_pass)
-            self._hook.forget_gathered()
-        self._is_computed = self._is_computed or bool(self._guessing_pass)
-
-    def begin_backward(self) -> None:
-        """Have a backward pass compute at the guess, if forward passes have: `PassWatcher`."""
-        if self._is_computed and self._num_passes == 0:
-            self._copy_state()
-        self._begin_pass(computes=self._is_computed)
-        if self._guessing_pass:
-            self._hook.gather_after_changes()
-
-    def end_backward(self, _: Exception | None) -> None:
-        """Have parameters hold what all sites have: `PassWatcher`."""
-        self._end_pass()
-
-    def _begin_pass(self, *, computes: bool) -> None:
-        self._num_passes += 1
-        if not computes or self._guessing_pass or self._is_away:
-            return
-        self._make_guesses()
-        for name, version in [*self._guesses.items()]:
-            parameter, place = self._trained[name], self._places[name]
-            # What has become another kind of tensor stays, for `KindCheck` to refuse.
-            is_same_kind = (parameter.dtype, parameter.device) == (place.dtype, place.device)
-            if _version(parameter) != version or not is_same_kind:
-                del self._guesses[name]
-        if self._guesses:
-            self._guessing_pass = self._num_passes
-            self._exchange()
-
-    def _end_pass(self, *_: object) -> None:
-        """Have parameters hold what all sites have, as before the pass: also if that failed."""
-        if self._guessing_pass == self._num_passes:
-            self._guessing_pass = 0
-            self._exchange()
-        self._num_passes -= 1
-
-    @torch.no_grad()
-    def _exchange(self) -> None:
-        """Exchange parameters with their guesses. Autograd does not see it, nor do versions.
-
-        Memory changes hands where a parameter has its own; else values do, as of what fully_shard
-        gathers from memory that it knows.
-        """
-        for name in self._guesses:
-            parameter, place = self._trained[name], self._places[name]
-            value = local_of(parameter).data
-            if is_sharded(parameter) or value.untyped_storage().nbytes() != value.nbytes:
-                _exchange(value, place)
-            else:
-                parameter.data, self._places[name] = place, value
-
     def after_end(self) -> None:
         """Send the site's gradient of this step, if there was one and it has not been sent."""
         tokens, self._tokens = self._tokens, None
         if tokens is None or self._is_last:
             return
-        is_clipped = self._looks and self.max_norm < math.inf
+        is_clipped = self._guesses is not None and self.max_norm < math.inf
         squares = self._buckets.site_squares(self._gradients) if is_clipped else 0.0
         self._aim(self._trained.keys() - self._unused, math.sqrt(float(squares)))
         self._sent = self._buckets.send(tokens, self._gradients, self._unused)
 
-    @torch.no_grad()
     def _aim(self, names: Set[str], norm: float) -> None:
-        """Look ahead in the next pass by the gradients that there are now, of this norm.
-
-        Parameters that have none, which are not in `names`, stay where they are: an optimizer
-        leaves them out.
-        """
-        self._aims, self._guesses, self._is_computed = set(), {}, False
-        self._scale = min(1.0, self.max_norm / (norm + 1e-6))
-        for _, parameter, _ in settings_of(self._optimizers if self._looks else ()):
-            name = self._names.get(id(parameter))
-            if name is not None and name in names:
-                value = local_of(parameter)
-                if name not in self._places:
-                    self._places[name] = torch.empty_like(value)
-                self._places[name].copy_(self._gradients[name].view(value.shape))
-                self._aims.add(name)
-
-    @torch.no_grad()
-    def _make_guesses(self) -> None:
-        """Make the guesses that are to be made, from what parameters are now."""
-        for optimizer, parameter, settings in settings_of(self._optimizers if self._aims else ()):
-            name = self._names.get(id(parameter))
-            if name is None or name not in self._aims:
-                continue
-            value, place = local_of(parameter), self._places[name]
-            state = {
-                key: local_of(each) if isinstance(each, torch.Tensor) else each
-                for key, each in optimizer.state.get(parameter, {}).items()
-            }
-            gradient = place if self._scale == 1.0 else place * self._scale
-            look_ahead(place, value, gradient, state, optimizer, settings)
-            self._guesses[name] = _version(parameter)
-        self._aims = set()
+        """Have passes look ahead by the gradients that there are now, of this norm, of `names`."""
+        if self._guesses is not None:
+            self._guesses.aim(self._gradients, names, min(1.0, self.max_norm / (norm + 1e-6)))
 
     def _exchange_gradients(self) -> None:
         """Put the sites' gradient of the step before in the place of the site's own."""
@@ -427,7 +295,7 @@ class Delayed:
             return
         own = local_of(parameter.grad)
         if is_used:
-            _exchange(own, kept.view(own.shape))
+            exchange(own, kept.view(own.shape))
         else:
             kept.view(own.shape).copy_(own)
             if self._has_none:  # a script may clip it, or measure it
@@ -443,18 +311,10 @@ class Delayed:
 
     def _take_zeros(self, optimizer: Optimizer) -> None:
         """Have an optimizer leave its parameters out, in the step that has no gradient yet."""
-        for group in optimizer.param_groups if self._has_none else ():
+        if not self._has_none:
+            return
+        trained = {id(each) for each in self._trained.values()}
+        for group in optimizer.param_groups:
             for each in group["params"]:
-                if id(each) in self._names:
+                if id(each) in trained:
                     each.grad = None
-
-
-def _version(parameter: torch.Tensor) -> tuple[int, int]:
-    """Return how often a parameter was changed, as a whole and this rank's part by itself."""
-    return parameter._version, local_of(parameter)._version
-
-
-def _exchange(one: torch.Tensor, other: torch.Tensor) -> None:
-    before = one.clone()
-    one.copy_(other)
-    other.copy_(before)
