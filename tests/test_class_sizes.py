@@ -12,7 +12,6 @@ SPECS = ("topology/spec/", "sites/gateway/config.py")
 """What was decided, or is written: as many fields as there are keys."""
 LARGER = {
     "Checkpoints": "sites/checkpoint/checkpoints.py",
-    "LocalSteps": "sites/worker/regimes/local_steps.py",
     "Reader": "sites/gateway/wire/connection.py",
 }
 """Classes that have yet to be split, by name; each goes from here with the change that does it."""

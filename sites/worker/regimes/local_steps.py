@@ -16,37 +16,34 @@ Training waits for the round. Gradients and their norms are the site's own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from isthmus.protos.errors import ScriptError
-from isthmus.sites.worker.checks.module_hooks import ModuleHook
+from isthmus.sites.worker.checks.use_watch import UseWatch
 from isthmus.sites.worker.exchange.rounds import Landing, Round
-from isthmus.sites.worker.exchange.sharding import laid_out_as, local_of
+from isthmus.sites.worker.exchange.sharding import local_of
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
-from isthmus.sites.worker.regimes.outer_buckets import Entry, OuterBuckets
-from isthmus.sites.worker.regimes.outer_shard import OuterShard, Rates, Rounded
+from isthmus.sites.worker.regimes.global_state import GlobalState
+from isthmus.sites.worker.regimes.inner_moments import average_moments
+from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets, written
+from isthmus.sites.worker.regimes.outer_shard import OuterShard, Rates
 from isthmus.topology.spec.regime import Regime
 
 if TYPE_CHECKING:
     from isthmus.sites.checkpoint.training_state import Forms, Tensors
 
-_GLOBAL, _MOMENTUM = "global/", "momentum/"
-_COUNT = "step"
-"""The key of an optimizer's own count of steps, which is the same at all sites."""
-
 
 class LocalSteps:
     """One rank's part. For the training thread.
 
-    It is also the `OuterState` of a checkpoint: global parameters and outer momentum, which are
-    written after steps with which a round ends. At these the moments of the inner optimizer are
+    It is also the `OuterState` of a checkpoint: its `GlobalState`, which is written after steps
+    with which a round ends. At these the moments of the inner optimizer are
     averaged over the sites, too, so that there is one state of all.
     """
 
@@ -80,13 +77,8 @@ class LocalSteps:
         self._regime = regime
         self._num_sites = num_sites
         self._counts = counts
-        self._trained = {
-            name: each
-            for name, each in hook.own.items()
-            if isinstance(each, nn.Parameter) and each.requires_grad
-        }
-        self._shards: Sequence[OuterShard] = ()
-        """The outer optimizer's part of each bucket; none before the first step."""
+        self._trained = hook.trained
+        self._state = GlobalState(buckets, self._trained, has_momentum=regime.full_momentum > 0)
         self._tokens = [0.0] * regime.fragments
         """This rank's tokens since each fragment was last in a round."""
         self._latest_tokens = 0.0
@@ -98,10 +90,6 @@ class LocalSteps:
         self._is_away = False
         """Parameters hold the global ones for a while, amid a round."""
         self._landed: list[Round] = []
-        self._restored: Tensors = {}
-        """What training is to go on from, until the first step."""
-        self._common: Tensors = {}
-        """The state of the latest step, if that is to be written."""
         self.max_norm = math.inf
         """Gradients are the site's own: nobody asks."""
         self._squares: torch.Tensor | None = None
@@ -113,11 +101,8 @@ class LocalSteps:
         self._optimizers = optimizers
         self._is_over = False
         """The step has ended for which there were gradients last."""
-        self._warn: Callable[[str], None] | None = warn
-        """None: people have been told."""
         self._undo = [each.register_step_pre_hook(self._before_step).remove for each in optimizers]
-        for each in models:
-            self._watch_use(each.module if isinstance(each, DistributedDataParallel) else each)
+        self._undo.append(UseWatch(models, self._own_since, warn).close)
 
     # ---------------------------------------------------------------- what others ask
 
@@ -146,13 +131,19 @@ class LocalSteps:
         kept = {name: local_of(each).to("cpu", copy=True) for name, each in self._trained.items()}
         self._is_away = True
         with written(self._trained) as flats:
-            self._buckets.give_shards([each.parameters for each in self._shards], flats)
+            self._state.give(flats)
         try:
             yield
         finally:
             self._is_away = False
             for name, each in kept.items():
                 local_of(self._trained[name]).copy_(each)
+
+    def _own_since(self) -> str:
+        """Return since when parameters are the site's own; empty: they are the global ones."""
+        if not self._has_moved or self._is_away:
+            return ""
+        return f"regime {self._regime.kind}: after step {self._step}"
 
     def norm(self) -> float:
         """Return the 2-norm of the gradient in `p.grad`, the site's own."""
@@ -163,34 +154,12 @@ class LocalSteps:
         landed, self._landed = self._landed, []
         return landed
 
-    def _watch_use(self, model: nn.Module) -> None:
-        """Warn once, where a script evaluates or saves what only this site has."""
-
-        def note_pass(module: nn.Module, _: object) -> None:
-            if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
-                note("is evaluated", module)
-
-        def note_saved(module: nn.Module, *_: object) -> None:
-            note("gives its state_dict()", module)
-
-        def note(what: str, module: nn.Module) -> None:
-            if module is model and self._has_moved and not self._is_away and self._warn:
-                self._warn(
-                    f"regime {self._regime.kind}: after step {self._step} the model {what} with "
-                    "parameters that only this site has: evaluate, save and average weights inside "
-                    "`with site.global_parameters():`"
-                )
-                self._warn = None
-
-        self._undo.append(model.register_forward_pre_hook(ModuleHook(note_pass)).remove)
-        self._undo.append(model.register_state_dict_pre_hook(ModuleHook(note_saved)).remove)  # type: ignore[no-untyped-call]
-
     # ---------------------------------------------------------------- a step
 
     def _note_gradients(self) -> None:
         assert self._hook.latest is not None, "a round has just ended"
         self._is_over = False
-        if not self._shards:
+        if not self._state.shards:
             self._begin()  # before a script perturbs parameters and puts them back, rounded
         grads = {name: each.grad for name, each in self._trained.items()}
         self._squares = self._buckets.site_squares(
@@ -216,31 +185,12 @@ class LocalSteps:
                 "given last, and another one has stepped after it: give them in the order in which "
                 "they step"
             )
-        if not self._shards:
+        if not self._state.shards:
             self._begin()
 
     def _begin(self) -> None:
         """Take the parameters for the global ones, or what there is to go on from."""
-        restored, self._restored = self._restored, {}
-        own = {name: local_of(each) for name, each in self._trained.items()}
-        values = {name: local_of(restored.get(_GLOBAL + name, each)) for name, each in own.items()}
-        parameters = self._buckets.take_shards(_flat(values))
-        momenta: Sequence[torch.Tensor | None] = [None] * len(parameters)
-        if self._regime.full_momentum:
-            momenta = [*map(torch.zeros_like, parameters)]
-            if any(each.startswith(_MOMENTUM) for each in restored):
-                zeros = {name: torch.zeros_like(each) for name, each in own.items()}
-                found = {
-                    name: local_of(restored.get(_MOMENTUM + name, each))
-                    for name, each in zeros.items()
-                }
-                momenta = self._buckets.take_shards(_flat(found))
-        self._shards = [
-            OuterShard(
-                of, momentum, [Rounded(*part) for part in each.dtypes() if _is_short(part[2])]
-            )
-            for each, of, momentum in zip(self._buckets.buckets, parameters, momenta, strict=True)
-        ]
+        self._state.begin()
 
     def before_end(self, step: int) -> Landing | None:
         """Meet the other sites, if a round ends with this step."""
@@ -250,7 +200,8 @@ class LocalSteps:
         return None
 
     def _note_step(self, step: int) -> None:
-        self._step, self._common, self._has_moved, self._is_over = step, {}, True, True
+        self._step, self._has_moved, self._is_over = step, True, True
+        self._state.forget()
         self._note_unfit(step)
 
     def _note_unfit(self, step: int) -> None:
@@ -269,11 +220,11 @@ class LocalSteps:
 
     def _meet(self) -> None:
         """Have parameters be the global ones, by a round of all sites."""
-        self._set_rates(self._shards)
+        self._set_rates(self._state.shards)
         self._latest_tokens = max(self._tokens)
         self._tokens = [0.0] * len(self._tokens)
         with written(self._trained) as flats:
-            tokens, shards = self._latest_tokens, self._shards
+            tokens, shards = self._latest_tokens, self._state.shards
             self._landed.append(self._buckets.exchange(tokens, flats, shards, self._since))
         self._has_moved = False
 
@@ -295,151 +246,23 @@ class LocalSteps:
         One for which nothing crosses has those of the site that writes it. There is none in a
         script that has destroyed its process groups.
         """
-        if self._common:
+        if self._state.is_noted:
             return True
-        if self._has_moved or not self._shards or not self._buckets.can_wait:
+        if self._has_moved or not self._state.shards or not self._buckets.can_wait:
             return False
         if crosses:
-            self._average_moments()
-        self._note_common()
+            average_moments(self._buckets, self._trained, self._optimizers, self._latest_tokens)
+        self._state.note()
         return True
-
-    def _note_common(self) -> None:
-        """Have the global parameters and the momentum be what is written."""
-        self._common = self._gathered(_GLOBAL, [each.parameters for each in self._shards])
-        momenta = [each.momentum for each in self._shards if each.momentum is not None]
-        if momenta:
-            self._common |= self._gathered(_MOMENTUM, momenta)
 
     def tensors(self) -> Tensors:
         """Return what all sites have beside the model, after `make_common`: references."""
-        return self._common
+        return self._state.tensors()
 
     def to_load(self, stored: Forms) -> Tensors:
         """Return tensors to load what was stored into, of what this rank has a part of."""
-        found: Tensors = {}
-        for path in stored:
-            prefix, _, name = path.partition("/")
-            if f"{prefix}/" in (_GLOBAL, _MOMENTUM) and name in self._trained:
-                parameter = self._trained[name]
-                found[path] = laid_out_as(parameter, _blank(parameter))
-        return found
+        return self._state.to_load(stored)
 
     def take(self, tensors: Tensors) -> None:
         """Go on from what was loaded; nothing: from the parameters."""
-        self._restored, self._shards = tensors, ()
-
-    def _gathered(self, prefix: str, shards: Sequence[torch.Tensor]) -> Tensors:
-        """Return all of what ranks of this site have in shards, laid out as the parameters are."""
-        flats = {name: _blank(each) for name, each in self._trained.items()}
-        self._buckets.give_shards(shards, flats)
-        return {
-            prefix + name: laid_out_as(self._trained[name], flat) for name, flat in flats.items()
-        }
-
-    def _average_moments(self) -> None:
-        """Average what the inner optimizers have of each element of a parameter over the sites.
-
-        First all ranks of all sites tell which moments they have. Where a site has not used a
-        parameter, it gets the others' moments of it, and the count of the first site that has any:
-        so all have what a run has that goes on from here. Where only sites are left that have just
-        caught up, and so none has a token, each counts as much as any other.
-        """
-        names = {id(each): name for name, each in self._trained.items()}
-        owners = {
-            names[id(each)]: (optimizer.state, group)
-            for optimizer in self._optimizers
-            for group in optimizer.param_groups
-            for each in group["params"]
-            if id(each) in names
-        }
-        kept, has_tokens = self._buckets.agree_on_entries(
-            {
-                name: _entries_of(state.get(self._trained[name], {}), self._trained[name])
-                for name, (state, _) in owners.items()
-            },
-            self._latest_tokens,
-        )
-        weight = self._latest_tokens if has_tokens else 1.0
-        moments: dict[str, dict[str, torch.Tensor]] = {}
-        for name, entries in kept.items():
-            for key, entry in entries.items():
-                of_key = moments.setdefault(key, {}) if entry[1] is None else {}
-                if name in owners:
-                    state, group = owners[name]
-                    parameter = self._trained[name]
-                    _keep(state[parameter], key, entry, parameter, group)
-                    of_key[name] = state[parameter][key]
-        for place, (key, found) in enumerate(sorted(moments.items())):
-            with written(found) as flats:
-                absent = {
-                    name: torch.zeros_like(local_of(each)).view(-1)
-                    for name, each in self._trained.items()
-                    if name not in found
-                }
-                self._buckets.average_exactly(weight, absent | flats, key, place)
-
-
-def _entries_of(state: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, Entry]:
-    """Return what an optimizer keeps of a parameter: its moments, and what is a number."""
-    entries: dict[str, Entry] = {}
-    for key, value in state.items():
-        if not isinstance(value, torch.Tensor):
-            if type(value) in (int, float):
-                entries[key] = ("", value)
-            continue
-        dtype = str(value.dtype).removeprefix("torch.")
-        if value.shape == parameter.shape and value.is_floating_point() and key != _COUNT:
-            entries[key] = (dtype, None)
-        elif value.numel() == 1:
-            entries[key] = (dtype, value.item())
-    return entries
-
-
-@torch.no_grad()
-def _keep(
-    state: dict[str, Any],
-    key: str,
-    entry: Entry,
-    parameter: torch.Tensor,
-    group: Mapping[str, Any],
-) -> None:
-    """Have an optimizer's state of a parameter keep a number, or a moment: zeros, if it is new."""
-    dtype, number = entry
-    if not dtype:
-        state[key] = number
-    elif isinstance(state.get(key), torch.Tensor):
-        if number is not None:
-            state[key].fill_(number)
-    elif number is None:
-        state[key] = torch.zeros_like(parameter, dtype=getattr(torch, dtype), requires_grad=False)
-    else:
-        is_on_host = key == _COUNT and not (group.get("fused") or group.get("capturable"))
-        device = "cpu" if is_on_host else local_of(parameter).device
-        state[key] = torch.tensor(number, dtype=getattr(torch, dtype), device=device)
-
-
-@contextmanager
-def written(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-    """Have what this rank holds of tensors be what is written into flat ones in this context."""
-    with torch.no_grad():
-        locals_ = {name: local_of(each) for name, each in tensors.items()}
-        flats = _flat(locals_)
-        yield flats
-        for name, each in locals_.items():
-            if each.data_ptr() != flats[name].data_ptr():
-                each.copy_(flats[name].view(each.shape))
-
-
-def _flat(locals_: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: each.contiguous().view(-1) for name, each in locals_.items()}
-
-
-def _is_short(dtype: torch.dtype) -> bool:
-    """Whether a dtype cannot hold a float32."""
-    return dtype in (torch.bfloat16, torch.float16)
-
-
-def _blank(parameter: torch.Tensor) -> torch.Tensor:
-    """Return a flat float32 tensor for this rank's elements of a parameter, on the host."""
-    return torch.zeros(local_of(parameter).numel(), dtype=torch.float32, device="cpu")
+        self._state.take(tensors)

@@ -30,8 +30,9 @@ from isthmus.sites.worker.exchange.gateway_link import Link
 from isthmus.sites.worker.exchange.missing_sites import MissingSites
 from isthmus.sites.worker.exchange.rounds import Landing, Round
 from isthmus.sites.worker.exchange.sharding import local_of
-from isthmus.sites.worker.regimes.local_steps import LocalSteps, written
+from isthmus.sites.worker.regimes.local_steps import LocalSteps
 from isthmus.sites.worker.regimes.open_rounds import OpenRounds, PassedOver, Turn
+from isthmus.sites.worker.regimes.outer_buckets import written
 from isthmus.sites.worker.regimes.outer_shard import Rates
 from isthmus.sites.worker.regimes.round_clock import RoundClock
 
@@ -173,7 +174,8 @@ class OpenSteps(LocalSteps):
         """Go on from the next one of the rounds that the site was passed over in."""
         passed = self._rounds.passed.popleft()
         landing = replace(passed.landing, is_followed=bool(self._rounds.passed))
-        self._step, self._common, self._is_over = landing.step, {}, True
+        self._step, self._is_over = landing.step, True
+        self._state.forget()
         self._latest_tokens = 0.0
         self._end_round(passed.round)
         if not landing.is_followed:
@@ -212,11 +214,11 @@ class OpenSteps(LocalSteps):
         step, began_s = self._next_landing(), self._landed_s
         num_steps = step - self._reached
         rates = Rates(*self._regime.outer_rates(step, self._num_sites(num_steps - 1)))
-        for shard in self._shards:
+        for shard in self._state.shards:
             shard.rates = rates
         self._landed_s = self._now_s()
         turnout = self._buckets.turnout_of(own, 0 if is_passed_over else self._landed_s - began_s)
-        round_ = self._buckets.exchange(tokens, flats, self._shards, self._since, turnout)
+        round_ = self._buckets.exchange(tokens, flats, self._state.shards, self._since, turnout)
         *present, seconds = (each * round_.weight for each in turnout.tolist())
         taken = {site: round(steps) - 1 for site, steps in enumerate(present) if round(steps)}
         self._reached = step

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,7 @@ from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.collectives import Collectives, Ranks, wait
 from isthmus.sites.worker.exchange.rounds import Round, RoundTerms, ShardWork, SharedBy
 from isthmus.sites.worker.exchange.routes import Route, participants
+from isthmus.sites.worker.exchange.sharding import local_of
 from isthmus.sites.worker.exchange.tensor_average import IN_FLIGHT_BYTES, first_bucket_of
 from isthmus.sites.worker.exchange.tensor_hashes import layout_of_labels
 from isthmus.sites.worker.exchange.used_flags import UsedFlags
@@ -460,3 +462,20 @@ def _joined(told: Iterable[tuple[Entries, bool]]) -> tuple[Entries, bool]:
         for name, entries in of_one.items():
             found[name] = {**entries, **found.get(name, {})}
     return found, has_tokens
+
+
+@contextmanager
+def written(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+    """Have what this rank holds of tensors be what is written into flat ones in this context."""
+    with torch.no_grad():
+        locals_ = {name: local_of(each) for name, each in tensors.items()}
+        flats = flat_of(locals_)
+        yield flats
+        for name, each in locals_.items():
+            if each.data_ptr() != flats[name].data_ptr():
+                each.copy_(flats[name].view(each.shape))
+
+
+def flat_of(locals_: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors by name as such of one dimension: what `OuterBuckets` takes."""
+    return {name: each.contiguous().view(-1) for name, each in locals_.items()}

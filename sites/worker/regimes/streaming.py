@@ -23,8 +23,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from isthmus.sites.worker.exchange.rounds import Landing, Round
-from isthmus.sites.worker.regimes.local_steps import LocalSteps, written
-from isthmus.sites.worker.regimes.outer_buckets import OuterBucket, Pieces
+from isthmus.sites.worker.regimes.local_steps import LocalSteps
+from isthmus.sites.worker.regimes.outer_buckets import OuterBucket, Pieces, written
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class Streaming(LocalSteps):
         if fragment is None or fragment >= len(self._fragments):
             return
         places = self._fragments[fragment]
-        shards = [self._shards[place] for place in places]
+        shards = [self._state.shards[place] for place in places]
         self._set_rates(shards)
         tokens, self._tokens[fragment] = self._tokens[fragment], 0.0
         self._sent_tokens = tokens
@@ -131,16 +131,16 @@ class Streaming(LocalSteps):
 
         Where nothing crosses any more, global parameters are of what has crossed before.
         """
-        if self._common:
+        if self._state.is_noted:
             return True
-        if not self._shards or not self._buckets.can_wait:
+        if not self._state.shards or not self._buckets.can_wait:
             return False
         self._land()
         if not crosses:
             with written(self._trained) as flats:
-                self._buckets.give_shards([each.parameters for each in self._shards], flats)
+                self._state.give(flats)
             self._has_moved = False
-            self._note_common()
+            self._state.note()
             return True
         if self._has_moved:
             if not any(self._tokens):  # the only fragment has landed with this step, as a part
