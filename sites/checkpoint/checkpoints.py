@@ -25,15 +25,13 @@ from torch.utils.hooks import RemovableHandle
 
 from isthmus.protos.checkpoint.manifest import Manifest
 from isthmus.protos.failure import reason_of
-from isthmus.sites.checkpoint.exchange_state import ExchangeState
-from isthmus.sites.checkpoint.interval import Interval
 from isthmus.sites.checkpoint.own_state import generator_states, restore_generators
 from isthmus.sites.checkpoint.place import Place
 from isthmus.sites.checkpoint.reader import CheckpointReader
-from isthmus.sites.checkpoint.request_watch import RequestWatch
 from isthmus.sites.checkpoint.run_objects import RunObjects
+from isthmus.sites.checkpoint.schedule import Schedule
 from isthmus.sites.checkpoint.staging import Staging
-from isthmus.sites.checkpoint.training_state import Tensors, TrainingState
+from isthmus.sites.checkpoint.training_state import Tensors
 from isthmus.sites.checkpoint.writer import CheckpointWriter, Snapshot
 from isthmus.sites.worker.exchange.missing_sites import MissingSites
 from isthmus.sites.worker.exchange.rounds import Landing
@@ -77,10 +75,8 @@ class Checkpoints:
         settings: Checkpoint,
         places: Sequence[Place],
         device: torch.device,
-        state: TrainingState,
         objects: RunObjects,
         data: Callable[[], dict[str, Any]],
-        exchange: ExchangeState,
         missing_sites: MissingSites,
         make_common: MakeCommon,
         landing: Callable[[], Landing | None],
@@ -97,10 +93,8 @@ class Checkpoints:
             settings: checkpoint settings of the job.
             places: this rank's place among the writers, for each store.
             device: device of this rank.
-            state: model and optimizer.
-            objects: further objects to save.
+            objects: the run's objects, with model, optimizer and what the exchange keeps.
             data: returns the manifest's entry about the run's data.
-            exchange: the exchange's state between rounds.
             missing_sites: knows which sites take part.
             make_common: has the same state at all sites, after a step whose state is saved.
             landing: returns the round that has ended with the latest step, if such wait for nobody.
@@ -118,10 +112,8 @@ class Checkpoints:
         self._places = places
         self._place = places[0]
         self._device = device
-        self._state = state
         self._objects = objects
         self._data = data
-        self._exchange = exchange
         self._missing_sites = missing_sites
         self._make_common = make_common
         self._landing = landing
@@ -139,15 +131,13 @@ class Checkpoints:
             on_waiting,
             self._absent,
         )
-        self._interval: Interval | None = None
-        self._watch: RequestWatch | None = None
+        self._schedule: Schedule | None = None
         self._last_step = 0
         self._due: _Due | None = None
         self._counted: torch.optim.Optimizer | None = None
         self._first: torch.optim.Optimizer | None = None
         """The optimizer that was the first to step; None before any step."""
         self._own: dict[str, Any] | None = None
-        self._counts_anew = False
 
     def resume(self) -> Manifest | None:
         """Load the checkpoint that the job names; return None if it names none.
@@ -162,12 +152,13 @@ class Checkpoints:
             return None
         reader = CheckpointReader(self._settings.resume)
         manifest = reader.verified()
-        self._objects.take(reader.load(self._state))
+        self._objects.take(reader.load(self._objects.state))
         self._own = reader.own(manifest, self._place)
         self.restore_generators()
         # Chunks are cut for all sites, including those that took no part.
         if self._own is not None and self._own.get("ranks", manifest.ranks) == self._place.ranks:
-            self._exchange.resume(self._own["exchange"], reader.residuals(manifest, self._place))
+            residuals = reader.residuals(manifest, self._place)
+            self._objects.exchange.resume(self._own["exchange"], residuals)
         self._last_step = manifest.step
         return manifest
 
@@ -181,9 +172,9 @@ class Checkpoints:
 
         `agree` returns the mean of a number over all ranks.
         """
-        self._agree, self._last_step = agree, step
-        self._interval = Interval(self._settings, step, agree)
-        self._watch = RequestWatch([place.store for place in self._places])
+        self._last_step = step
+        stores = [place.store for place in self._places]
+        self._schedule = Schedule(self._settings, stores, agree, step)
 
     def watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[RemovableHandle]:
         """Save after steps of `optimizers`. The first one's steps are counted as the run's.
@@ -204,27 +195,20 @@ class Checkpoints:
         self.before_gradients()
         self._save()
 
-    def replace(self, state: TrainingState, objects: RunObjects, exchange: ExchangeState) -> None:
+    def replace(self, objects: RunObjects) -> None:
         """Save another model and objects from now on; call after `flush`."""
-        self._state, self._objects, self._exchange = state, objects, exchange
+        self._objects = objects
 
     def let_enter(self) -> None:
         """Restart the interval after this step, as sites do that rejoin with the next one."""
-        self._counts_anew = True
+        assert self._schedule is not None, "started"
+        self._schedule.restart()
 
     def after_step(self, step: int) -> None:
         """Check whether a checkpoint is due or requested. Call after each step, in order."""
-        assert self._interval is not None, "started"
-        assert self._watch is not None, "started"
-        sync_every, wanted = self._sync_every(), self._watch.step
-        if step % sync_every:
-            return
-        is_wanted = wanted is not None and step - sync_every < wanted <= step
-        if self._interval.is_due(step) or is_wanted:
+        assert self._schedule is not None, "started"
+        if self._schedule.is_due(step, self._sync_every()):
             self._begin(step)
-        if self._counts_anew:
-            self._counts_anew = False
-            self._interval = Interval(self._settings, step, self._agree)
 
     def before_gradients(self) -> None:
         """Copy the pending checkpoint, if any: gradients of the next step begin to cross."""
@@ -236,8 +220,8 @@ class Checkpoints:
 
         One after which sites do not hold the same is not saved.
         """
-        if self._watch is not None:
-            self._watch.close()
+        if self._schedule is not None:
+            self._schedule.close()
         if step != self._last_step:
             self._begin(step, crosses=False)
         self._save()
@@ -272,11 +256,10 @@ class Checkpoints:
         if not due.publishes:
             return
         try:
-            self._state.refresh()
-            tensors = self._state.model_tensors()
-            due.parameters = {
-                path: each for path, each in tensors.items() if self._state.is_common(path)
-            }
+            state = self._objects.state
+            state.refresh()
+            tensors = state.model_tensors()
+            due.parameters = {path: each for path, each in tensors.items() if state.is_common(path)}
             due.buffers = self._staging.copies(
                 {path: each for path, each in tensors.items() if path not in due.parameters}
             )
@@ -299,28 +282,28 @@ class Checkpoints:
 
     def _copy(self, due: _Due) -> None:
         """Copy the whole pending checkpoint now."""
-        begin_s = time.monotonic()
+        begin_s, objects = time.monotonic(), self._objects
         due.residuals.append(self._place.asked(due.step, len(due.residuals)))
         snapshot = due.snapshot = Snapshot(
             step=due.step,
             publishes=due.publishes,
-            residuals=[*due.residuals] if self._exchange.has_residuals else [],
+            residuals=[*due.residuals] if objects.exchange.has_residuals else [],
             absent=self._absent() | due.passed_over,
             problem=due.problem,
         )
         try:
-            exchange = self._exchange.save(due.residuals[-1])
+            exchange = objects.exchange.save(due.residuals[-1])
             snapshot.own = {
                 "generators": due.generators,
                 "exchange": exchange,
                 "ranks": dict(self._place.ranks),
             }
             if due.publishes:
-                live = due.parameters | self._state.optimizer_tensors()
-                self._state.check_forms(live)
+                live = due.parameters | objects.state.optimizer_tensors()
+                objects.state.check_forms(live)
                 snapshot.tensors = due.buffers | self._staging.copies(live)
-                snapshot.other_state = self._state.other_state()
-            snapshot.objects = self._objects.now(exchange["buckets"], {}, self._staging.copies)
+                snapshot.other_state = objects.state.other_state()
+            snapshot.objects = objects.now(exchange["buckets"], {}, self._staging.copies)
             snapshot.data = self._data()
         except Exception as error:  # noqa: BLE001 - told to all ranks: training goes on without
             snapshot.problem = snapshot.problem or reason_of(error)

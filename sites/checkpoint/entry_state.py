@@ -32,7 +32,7 @@ from isthmus.sites.checkpoint.entry_writer import (
 )
 from isthmus.sites.checkpoint.patience import TELL_EVERY_S
 from isthmus.sites.checkpoint.run_objects import RunObjects
-from isthmus.sites.checkpoint.training_state import Tensors, TrainingState
+from isthmus.sites.checkpoint.training_state import Tensors
 from isthmus.sites.local.entry_folder import OBJECTS, TENSORS
 from isthmus.sites.worker.exchange.collectives import APART, local_rank
 from isthmus.sites.worker.exchange.member_history import CatchingUp
@@ -75,7 +75,6 @@ class EntryState:
 
     def __init__(
         self,
-        state: TrainingState,
         objects: RunObjects,
         data: Callable[[], dict[str, Any]],
         lists: Callable[[], Sequence[bytes]],
@@ -84,13 +83,11 @@ class EntryState:
         """Set up; nothing is written yet.
 
         Args:
-            state: model and optimizer.
-            objects: further objects of the run.
+            objects: the run's objects, with model and optimizer.
             data: returns the place in the data at the beginning of the next step.
             lists: returns each site's description of its sharded tensors, if they are sharded.
             reports: receives the progress of writing.
         """
-        self._state = state
         self._objects = objects
         self._data = data
         self._lists = lists
@@ -108,9 +105,9 @@ class EntryState:
         """Why `_live` is incomplete; None: it is complete."""
         self._told_s = float("-inf")
 
-    def replace(self, state: TrainingState, objects: RunObjects) -> None:
+    def replace(self, objects: RunObjects) -> None:
         """Write another model and objects from now on; call after `publish`."""
-        self._state, self._objects = state, objects
+        self._objects = objects
 
     def write(self, catching_up: CatchingUp, step: int) -> None:
         """Note what there is to write, right after the step before sites catch up.
@@ -120,21 +117,21 @@ class EntryState:
         self.discard()
         if self._writer is not None:
             self._writer.wait_settled()
-        rank, num_ranks = self._local_rank, self._num_local_ranks
+        state, rank, num_ranks = self._objects.state, self._local_rank, self._num_local_ranks
         self._problem = None
         try:
-            self._state.refresh()
+            state.refresh()
         except TypeError as error:  # an optimizer's value cannot be saved: training goes on
             self._problem = error
-        tensors = self._state.tensors()
-        common = {path: each for path, each in tensors.items() if self._state.is_common(path)}
+        tensors = state.tensors()
+        common = {path: each for path, each in tensors.items() if state.is_common(path)}
         self._open_group()
         self._say_waiting()
         buffers = {path: each.cpu() for path, each in tensors.items() if path not in common}
-        other_state = self._objects.other_state()
+        other_state = state.other_state()
         forms = {path: (each.shape, each.dtype) for path, each in common.items()}
         holders = {path: [*range(dist.get_world_size())] for path in forms}
-        if self._state.is_split:
+        if state.is_split:
             of_ranks = self._all((forms, buffers, other_state))
             for part_forms, part_buffers, part_state in reversed(of_ranks):
                 forms, buffers = forms | part_forms, buffers | part_buffers
@@ -166,7 +163,7 @@ class EntryState:
         part = Part(
             rank=dist.get_rank(), local_rank=rank, num_local_ranks=num_ranks, tell_all=self._all
         )
-        beside = _Beside(buffers, other_state, self._objects.buckets)
+        beside = _Beside(buffers, other_state, self._objects.exchange.buckets)
         self._make_objects = lambda: self._objects_of(written, beside)
         self._writer = EntryWriter(written, part, self._reports)
 
@@ -251,7 +248,7 @@ class EntryState:
         buffers = saved["buffers"]
         forms = {path: (each.shape, each.dtype) for path, each in extents.items()}
         forms |= {path: (each.shape, each.dtype) for path, each in buffers.items()}
-        targets = self._state.to_load(forms)
+        targets = self._objects.state.to_load(forms)
         num_bytes = (folder / TENSORS).stat().st_size
         stored = torch.from_file(
             str(folder / TENSORS), shared=False, size=num_bytes, dtype=torch.uint8
@@ -261,7 +258,7 @@ class EntryState:
                 extent = extents.get(path)
                 whole = buffers[path] if extent is None else extent.read(stored)
                 write_whole(target, whole)
-        self._state.adopt(targets, saved["objects"]["optimizer"])
+        self._objects.state.adopt(targets, saved["objects"]["optimizer"])
         self._objects.take(saved["objects"])
         self._open_group()
         self._all(None)  # all ranks have read

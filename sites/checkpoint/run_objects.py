@@ -32,18 +32,9 @@ class RunObjects:
         self, state: TrainingState, named: Mapping[str, Stateful], exchange: ExchangeState
     ) -> None:
         """`named` are the script's objects (scheduler, extras) by name."""
-        self._state = state
+        self.state = state
+        self.exchange = exchange
         self._named = named
-        self._exchange = exchange
-
-    @property
-    def buckets(self) -> list[list[str]]:
-        """Buckets of the latest round, as parameter names."""
-        return self._exchange.buckets
-
-    def other_state(self) -> dict[str, dict[str, Any]]:
-        """Return the optimizer's state of this rank's parameters that is no tensor."""
-        return self._state.other_state()
 
     def now(
         self, buckets: list[list[str]], other_state: Mapping[str, Any], copies: Copies
@@ -55,7 +46,7 @@ class RunObjects:
         """
         states = {name: each.state_dict() for name, each in self._named.items()}
         exchange = {"buckets": buckets}
-        optimizer = self._state.settings(other_state)
+        optimizer = self.state.settings(other_state)
         held = {"optimizer": optimizer, "objects": states, "exchange": exchange}
         tensors = {f"objects/{at}": each for at, each in enumerate(tensors_in(held))}
         copied = copies(tensors)
@@ -74,4 +65,4 @@ class RunObjects:
             if name not in saved["objects"]:
                 raise ConfigMismatchError(f"the checkpoint has no {name}")
             each.load_state_dict(saved["objects"][name])
-        self._exchange.resume_buckets(saved["exchange"])
+        self.exchange.resume_buckets(saved["exchange"])

@@ -90,9 +90,7 @@ class Training:
                 for store in stores
             ],
             device=CPU,
-            state=state,
             objects=RunObjects(state, {"scheduler": self.scheduler}, self.exchange),
-            exchange=self.exchange,
             data=lambda: {"next": 7, "holes": []},
             missing_sites=self.missing_sites,
             make_common=lambda **_: self.step % sync_every == 0,
@@ -188,9 +186,10 @@ def test_where_rounds_have_several_steps_it_is_saved_with_the_next_that_ends(
     training.checkpoints.start(lambda value: value, 0)
     training.take(range(1, 5))
     assert training.written == []
-    training.checkpoints._interval = Interval(Checkpoint(every_steps=15), 0, lambda value: value)
-    assert training.checkpoints._watch is not None
-    training.checkpoints._watch.step = asked
+    schedule = training.checkpoints._schedule
+    assert schedule is not None
+    schedule._interval = Interval(Checkpoint(every_steps=15), 0, lambda value: value)
+    schedule._requests.step = asked
     training.take(range(5, 18))
     training.checkpoints.finish(17)
     assert training.written == ([15] if asked is None else [10, 15])
@@ -359,7 +358,7 @@ class Keeping(ExchangeState):
 def test_each_store_has_all_and_the_gateways_last_file_counts(tmp_path: Path, s3: S3) -> None:
     stores = (str(tmp_path / "store"), s3.url("europe"), s3.url("america"))
     training = Training(stores, tmp_path)
-    training.checkpoints._exchange = Keeping(None, None, None)
+    training.checkpoints._objects.exchange = Keeping(None, None, None)
     training.checkpoints.start(lambda value: value, 0)
     training.take(range(1, 3))
     assert training.checkpoints._due is not None

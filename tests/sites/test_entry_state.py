@@ -31,7 +31,7 @@ class Training:
         state = TrainingState(self.model, self.optimizer)
         objects = RunObjects(state, {"scheduler": self.scheduler}, ExchangeState(None, None, None))
         self.waited = 0
-        self.entry = EntryState(state, objects, lambda: {"next": 7}, lambda: (), self)
+        self.entry = EntryState(objects, lambda: {"next": 7}, lambda: (), self)
         self.optimizer.register_step_pre_hook(lambda *_: self.entry.publish())
 
     def progress(self, epoch: int, done_bytes: int, problem: str = "") -> None:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from isthmus.sites.checkpoint.entry_state import Entered, EntryState
     from isthmus.sites.checkpoint.exchange_state import ExchangeState
     from isthmus.sites.checkpoint.run_objects import RunObjects, Stateful
-    from isthmus.sites.checkpoint.training_state import TrainingState
 
 
 class Checkpointing:
@@ -103,16 +102,15 @@ class Checkpointing:
         from isthmus.sites.checkpoint.run_objects import RunObjects
         from isthmus.sites.checkpoint.training_state import TrainingState
 
-        exchange = self._exchange_state()
         is_split, loop = self._attachment.is_split, self._regimes.loop
         state = TrainingState(models, optimizers, is_split=is_split, outer=loop)
-        run_objects = RunObjects(state, named, exchange)
+        run_objects = RunObjects(state, named, self._exchange_state())
         if self._entry is None:
-            self._begin(state, run_objects, exchange, watched)
+            self._begin(run_objects, watched)
         else:
-            self._entry.replace(state, run_objects)
+            self._entry.replace(run_objects)
             if self._checkpoints is not None:
-                self._checkpoints.replace(state, run_objects, exchange)
+                self._checkpoints.replace(run_objects)
             self._watch_saved(self._entry, watched)
             self._is_stale = False
         return self._steps.num_steps
@@ -165,23 +163,15 @@ class Checkpointing:
 
     # ---------------------------------------------------------------- the first call
 
-    def _begin(
-        self,
-        state: TrainingState,
-        objects: RunObjects,
-        exchange: ExchangeState,
-        watched: Sequence[Optimizer],
-    ) -> None:
+    def _begin(self, objects: RunObjects, watched: Sequence[Optimizer]) -> None:
         """Go on from what there is, and save from now on."""
         from isthmus.sites.checkpoint.entry_state import EntryState
 
         steps, settings = self._steps, self._context.spec.job.checkpoint
         lists, reports = self._attachment.lists, _StateReports(self._link, self._records)
-        self._entry = entry = EntryState(
-            state, objects, self._data.state_for_rejoining, lists, reports
-        )
+        self._entry = entry = EntryState(objects, self._data.state_for_rejoining, lists, reports)
         if settings is not None:
-            self._checkpoints = self._make_checkpoints(settings, state, objects, exchange)
+            self._checkpoints = self._make_checkpoints(settings, objects)
         checkpoints = self._checkpoints
         self._rejoining.begin(
             entry, self._make_common, checkpoints.let_enter if checkpoints else lambda: None
@@ -212,13 +202,7 @@ class Checkpointing:
             found.data, checkpoints.restore_generators if checkpoints else lambda: None
         )
 
-    def _make_checkpoints(
-        self,
-        settings: Checkpoint,
-        state: TrainingState,
-        objects: RunObjects,
-        exchange: ExchangeState,
-    ) -> Checkpoints:
+    def _make_checkpoints(self, settings: Checkpoint, objects: RunObjects) -> Checkpoints:
         from isthmus.sites.checkpoint.checkpoints import Checkpoints  # brings much of torch
         from isthmus.sites.checkpoint.place import Place
 
@@ -241,11 +225,9 @@ class Checkpointing:
                 for store in stores_of(settings.to, context.run)
             ],
             device=context.device,
-            state=state,
             objects=objects,
             data=self._data.state,
             missing_sites=self._link.missing_sites,
-            exchange=exchange,
             make_common=self._make_common,
             landing=lambda: self._steps.landing,
             sync_every=lambda: self._regimes.now.sync_every,
