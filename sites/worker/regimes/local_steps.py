@@ -43,8 +43,8 @@ class LocalSteps:
     """One rank's part. For the training thread.
 
     It is also the `OuterState` of a checkpoint: its `GlobalState`, which is written after steps
-    with which a round ends. At these the moments of the inner optimizer are
-    averaged over the sites, too, so that there is one state of all.
+    with which a round ends. At these the moments of the inner optimizer are averaged over the
+    sites, too, so that there is one state of all.
     """
 
     def __init__(
