@@ -231,7 +231,7 @@ class Http2:
     @property
     def under_way_bytes(self) -> int:
         """Length of the message that has come in part; 0: none."""
-        return self.reader.message_bytes
+        return self.reader.message.num_bytes
 
     @property
     def read_bytes(self) -> int:
@@ -240,7 +240,7 @@ class Http2:
 
     def forget(self) -> None:
         """Drop the message that has come in part; nothing more is read."""
-        self.reader.take_message()
+        self.reader.message.take()
 
     def room(self) -> memoryview:
         """Return the buffer for the next bytes, never empty. Then call `filled`."""
@@ -301,7 +301,7 @@ class Http2:
         """Do what the reader leaves to do; None: more must come before."""
         reader = self.reader
         if code == connection.COMPLETE:
-            return (Message(reader.take_message()),)
+            return (Message(reader.message.take()),)
         if code == connection.BEGINS:
             self._begin_message()
             return ()
@@ -374,12 +374,12 @@ class Http2:
             raise RemoteProtocolError("an HTTP/2 frame of less than its padding")
         reader.data_left, reader.pad_left = data_bytes, padding
         reader.is_last = bool(flags & _END_STREAM)
-        reader.to_renew += length
-        if reader.to_renew >= _WINDOW_RENEWED:
-            renewed = _NUMBER.pack(reader.to_renew)
+        reader.renewed_in -= length
+        if reader.renewed_in <= 0:
+            renewed = _NUMBER.pack(_WINDOW_RENEWED - reader.renewed_in)
             self._control.append(_frame(Kind.WINDOW_UPDATE, 0, 0, renewed))
             self._control.append(_frame(Kind.WINDOW_UPDATE, 0, self._stream, renewed))
-            reader.to_renew = 0
+            reader.renewed_in = _WINDOW_RENEWED
         return ()
 
     def _pass_by(self, stream: int, length: int) -> Sequence[Event] | None:
@@ -397,7 +397,7 @@ class Http2:
         return ()
 
     def _begin_message(self) -> None:
-        is_compressed, length = _PREFIX.unpack(self.reader.prefix)
+        is_compressed, length = _PREFIX.unpack(self.reader.message.prefix)
         if is_compressed:
             raise RemoteProtocolError("a compressed message")
         if length > self._message_bytes_max:
@@ -405,7 +405,7 @@ class Http2:
                 f"a message of {length} bytes, where {self._message_bytes_max} are allowed"
             )
         # Not a bytearray, which would be zeroed first.
-        self.reader.begin_message(memoryview(np.empty(length, np.uint8).data))
+        self.reader.message.begin(memoryview(np.empty(length, np.uint8).data))
 
     def _end_call(self) -> None:
         self._is_ended, self._is_open = True, False
@@ -413,7 +413,7 @@ class Http2:
 
     def _end_whole(self) -> None:
         """End the peer's side of the call; an error in the middle of a message."""
-        if self.reader.is_within_message:
+        if self.reader.message.is_there:
             raise RemoteProtocolError("the call ended within a message")
         self._end_call()
 

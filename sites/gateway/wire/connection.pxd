@@ -132,19 +132,32 @@ cdef extern from *:
     size_t address_of(object owner) except 0
 
 
+cdef class Incoming:
+    cdef Py_ssize_t _length, _filled
+    cdef size_t _memory_at, _prefix_at
+    cdef int _prefix_bytes
+    cdef object _memory, _prefix
+
+    cdef Py_ssize_t _missing(self) noexcept nogil
+    cdef size_t _end(self) noexcept nogil
+    cdef void _note(self, Py_ssize_t num_bytes) noexcept nogil
+
+    @cython.locals(taken=Py_ssize_t)
+    cdef Py_ssize_t _fill(self, size_t source, Py_ssize_t num_bytes) noexcept nogil
+
+
 cdef class Reader:
-    cdef public Py_ssize_t begin, end, data_left, pad_left, filled
-    cdef public long long to_renew, read_bytes
+    cdef public Py_ssize_t begin, end, data_left, pad_left
+    cdef public long long renewed_in, read_bytes
     cdef public unsigned int stream
     cdef public bint takes_data, is_last, is_dry, is_short, ends
     cdef Py_ssize_t _failed
     cdef public int reads_left
     cdef public size_t session
     cdef readonly object scratch
-    cdef object _message, _prefix
-    cdef Py_ssize_t _scratch_bytes, _message_bytes, _renewed_bytes
-    cdef size_t _scratch_at, _message_at, _prefix_at
-    cdef int _prefix_bytes
+    cdef readonly Incoming message
+    cdef Py_ssize_t _scratch_bytes
+    cdef size_t _scratch_at
     cdef bint _is_direct
 
     @cython.locals(taken=Py_ssize_t, available=Py_ssize_t, length=Py_ssize_t, kind="unsigned int", at=size_t)

@@ -5,8 +5,8 @@ Cython compiles this module, with the types in connection.pxd, where there is a 
 Otherwise it is plain Python, which does the same by ctypes (`memory.py`), slower. Addresses are
 numbers in both.
 
-`Reader` parses frames of DATA and gRPC's messages in them: of a message that comes in ten pieces
-the interpreter hears twice, when it begins and when it is complete. All other frames are
+`Reader` parses frames of DATA and gRPC's messages in them (`Incoming`): of a message that comes in
+ten pieces the interpreter hears twice, when it begins and when it is complete. All other frames are
 `http2.py`'s. `Writer` puts messages into frames, as the peer's window permits, and sends these with
 few system calls. `Line` keeps it below the limit on unacknowledged bytes. In a turn, an `Engine`
 reads and writes on all connections of an event loop, without the interpreter's lock, and then tells
@@ -51,9 +51,9 @@ if not cython.compiled:
 NEEDS: Final = 0
 """Nothing can be done before more bytes come."""
 BEGINS: Final = 1
-"""A message begins: give it memory (`begin_message`), or refuse it."""
+"""A message begins: give it memory (`Incoming.begin`), or refuse it."""
 COMPLETE: Final = 2
-"""A message is complete: take it (`take_message`)."""
+"""A message is complete: take it (`Incoming.take`)."""
 LAST: Final = 3
 """The frame that ends the peer's side of the call is read up."""
 OTHER: Final = 4
@@ -88,31 +88,98 @@ def last_failure() -> int:
     return tls_failure()
 
 
+class Incoming:
+    """The message under way: its prefix, then its bytes, as far as they have come."""
+
+    def __init__(self) -> None:
+        self._prefix = bytearray(PREFIX_BYTES)
+        self._prefix_at = address_of(self._prefix)
+        self._prefix_bytes = 0
+        """As much as has come of the prefix of the next message."""
+        self._memory = memoryview(b"")
+        self._memory_at = 0
+        self._length = -1
+        """-1: no message has begun."""
+        self._filled = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the message that has come in part; 0: none."""
+        return max(0, self._length)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether a message, or its prefix, has come in part."""
+        return self._length >= 0 or self._prefix_bytes > 0
+
+    @property
+    def prefix(self) -> bytes:
+        """GRPC's prefix of the message that begins."""
+        return bytes(self._prefix)
+
+    def begin(self, memory: memoryview) -> None:
+        """Give the message that begins its memory, of just its length."""
+        self._memory = memory
+        self._length = len(memory)
+        self._memory_at = address_of(memory) if len(memory) else self._prefix_at
+        self._filled = 0
+        self._prefix_bytes = 0
+
+    def take(self) -> memoryview:
+        """Return the message that is complete, or drop one that is not."""
+        memory, self._memory = self._memory, memoryview(b"")
+        self._length = -1
+        return memory
+
+    def room(self, num_bytes: int) -> memoryview:
+        """Return the memory of the next so many bytes."""
+        return self._memory[self._filled : self._filled + num_bytes]
+
+    def _missing(self) -> int:
+        """Return how many bytes of the message have not come; 0: none has begun."""
+        return self._length - self._filled if self._length >= 0 else 0
+
+    def _end(self) -> int:
+        """Return the address of the next byte of the memory."""
+        return self._memory_at + self._filled
+
+    def _note(self, num_bytes: int) -> None:
+        """Count bytes that were put into the memory."""
+        self._filled += num_bytes
+
+    def _fill(self, source: int, num_bytes: int) -> int:
+        """Copy bytes into the prefix or the memory; return how many there was room for."""
+        if self._length < 0:
+            taken = min(num_bytes, 5 - self._prefix_bytes)
+            copy(self._prefix_at + self._prefix_bytes, source, taken)
+            self._prefix_bytes += taken
+        else:
+            taken = min(num_bytes, self._length - self._filled)
+            copy(self._memory_at + self._filled, source, taken)
+            self._filled += taken
+        return taken
+
+
 class Reader:
-    """The bytes that have come on a connection, and the message under way."""
+    """The bytes that have come on a connection, and the frames in them."""
 
     def __init__(self, scratch_bytes: int, renewed_bytes: int) -> None:
         """Frames without a message must fit into `scratch_bytes`.
 
-        After `renewed_bytes` of data, a frame is left to the caller, who renews the peer's window.
+        The frame with which `renewed_bytes` of data have come is left to the caller, who renews the
+        peer's window.
         """
         self.scratch = memoryview(bytearray(scratch_bytes))
         self._scratch_at = address_of(self.scratch)
         self._scratch_bytes = scratch_bytes
-        self._renewed_bytes = renewed_bytes
-        self._prefix = bytearray(PREFIX_BYTES)
-        self._prefix_at = address_of(self._prefix)
-        self._prefix_bytes = 0
-        self._message: memoryview = self.scratch[:0]
-        self._message_at = 0
-        self._message_bytes = -1
+        self.message = Incoming()
         self._is_direct = False
         self.begin = 0
         self.end = 0
         self.data_left = 0
         self.pad_left = 0
-        self.filled = 0
-        self.to_renew = 0
+        self.renewed_in = renewed_bytes
+        """Bytes of data that may come before the window is renewed."""
         self.read_bytes = 0
         self.stream = 0
         self.takes_data = False
@@ -127,43 +194,12 @@ class Reader:
         """The caller has seen all that has come, and needs more."""
         self._failed = 0
 
-    # ---------------------------------------------------------------- messages
-
-    @property
-    def message_bytes(self) -> int:
-        """Length of the message that has come in part; 0: none."""
-        return max(0, self._message_bytes)
-
-    @property
-    def is_within_message(self) -> bool:
-        """Whether a message, or its prefix, has come in part."""
-        return self._message_bytes >= 0 or self._prefix_bytes > 0
+    # ---------------------------------------------------------------- bytes from elsewhere
 
     @property
     def has_rest(self) -> bool:
         """Whether all of the message under way has come."""
-        return self._message_bytes - self.filled <= min(self.data_left, self.end - self.begin)
-
-    @property
-    def prefix(self) -> bytes:
-        """GRPC's prefix of the message that begins."""
-        return bytes(self._prefix)
-
-    def begin_message(self, message: memoryview) -> None:
-        """Give the message that begins its memory, of just its length."""
-        self._message = message
-        self._message_bytes = len(message)
-        self._message_at = address_of(message) if len(message) else self._scratch_at
-        self.filled = 0
-        self._prefix_bytes = 0
-
-    def take_message(self) -> memoryview:
-        """Return the message that is complete, or drop one that is not."""
-        message, self._message = self._message, self.scratch[:0]
-        self._message_bytes = -1
-        return message
-
-    # ---------------------------------------------------------------- bytes from elsewhere
+        return self.message._missing() <= min(self.data_left, self.end - self.begin)
 
     @property
     def wanted_bytes(self) -> int:
@@ -178,7 +214,7 @@ class Reader:
         wanted = self.wanted_bytes
         self._is_direct = self.begin == self.end and wanted > direct_min
         if self._is_direct:
-            return self._message[self.filled : self.filled + wanted]
+            return self.message.room(wanted)
         self._make_room()
         return self.scratch[self.end :]
 
@@ -188,7 +224,7 @@ class Reader:
         self.is_short = False
         if self._is_direct:
             self._is_direct = False
-            self.filled += num_bytes
+            self.message._note(num_bytes)
             self.data_left -= num_bytes
         else:
             self.end += num_bytes
@@ -222,22 +258,20 @@ class Reader:
         while code == 0 and self.reads_left > 0:
             self.reads_left -= 1
             wanted = 0
-            if self.begin == self.end and self._message_bytes >= 0:
-                wanted = min(self.data_left, self._message_bytes - self.filled)
+            if self.begin == self.end:
+                wanted = min(self.data_left, self.message._missing())
             spare = self._make_room()
             if self.session:
                 if wanted > 0:
                     spare = 0
-                    got = decipher(self.session, self._message_at + self.filled, wanted)
+                    got = decipher(self.session, self.message._end(), wanted)
                 elif spare > 0:
                     got = decipher(self.session, self._scratch_at + self.end, spare)
                 else:
                     return 4
             elif wanted > 0:
                 spare = min(spare, 4096)  # a few acknowledgements, or the next frame's head
-                got = receive(
-                    fd, self._message_at + self.filled, wanted, self._scratch_at + self.end, spare
-                )
+                got = receive(fd, self.message._end(), wanted, self._scratch_at + self.end, spare)
             elif spare > 0:
                 got = receive(fd, self._scratch_at + self.end, spare, 0, 0)
             else:
@@ -257,16 +291,16 @@ class Reader:
             if got < wanted:
                 wanted = got
             if wanted > 0:
-                self.filled += wanted
+                self.message._note(wanted)
                 self.data_left -= wanted
             self.end += got - wanted
             code = self._step()
         return code
 
     def _wanted(self) -> int:
-        if self._message_bytes < 0 or self.begin != self.end:
+        if self.begin != self.end:
             return 1
-        return max(1, min(self.data_left, self._message_bytes - self.filled))
+        return max(1, min(self.data_left, self.message._missing()))
 
     def _make_room(self) -> int:
         """Move what has come to the front of the scratch buffer; return the length of the rest."""
@@ -279,22 +313,16 @@ class Reader:
     def _step(self) -> int:
         while True:
             available = self.end - self.begin
-            if self._message_bytes >= 0 and self.filled == self._message_bytes:
+            if self.message._length >= 0 and self.message._filled == self.message._length:
                 return 2
-            if self._prefix_bytes == 5:
+            if self.message._prefix_bytes == 5:
                 return 1
             if self.data_left > 0:
                 if available == 0:
                     return 0
-                taken = min(available, self.data_left)
-                if self._message_bytes < 0:
-                    taken = min(taken, 5 - self._prefix_bytes)
-                    copy(self._prefix_at + self._prefix_bytes, self._scratch_at + self.begin, taken)
-                    self._prefix_bytes += taken
-                else:
-                    taken = min(taken, self._message_bytes - self.filled)
-                    copy(self._message_at + self.filled, self._scratch_at + self.begin, taken)
-                    self.filled += taken
+                taken = self.message._fill(
+                    self._scratch_at + self.begin, min(available, self.data_left)
+                )
                 self.begin += taken
                 self.data_left -= taken
                 continue
@@ -320,12 +348,12 @@ class Reader:
                 kind != 0
                 or load8(at + 4) & 8
                 or load32(at + 5) & 0x7FFFFFFF != self.stream
-                or self.to_renew + length >= self._renewed_bytes
+                or length >= self.renewed_in
             ):
                 return 4
             self.begin += 9
             self.data_left = length
-            self.to_renew += length
+            self.renewed_in -= length
             self.is_last = load8(at + 4) & 1 != 0
 
 
