@@ -7,26 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from isthmus.orchestrator.emulator.emulator_config import (
+    Applied,
+    Apply,
+    Counted,
     NetnsConfig,
+    Refused,
     RelayConfig,
     RelayEndpoint,
     Up,
-    apply_line,
-    lead_line,
-    read_line,
 )
 from isthmus.protos.errors import IsthmusError
 from isthmus.protos.failure import name_exit
 from isthmus.protos.own_processes import leashed, own_command
 from isthmus.topology.faults.script import Change
-from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.json_fields import read_json, to_json
+from isthmus.topology.spec.json_lines import Kinds, line_of
 
 STOP_S = 3.0
 APPLY_S = 10.0
@@ -44,6 +43,12 @@ class EmulatorError(IsthmusError):
     code = "EMULATION_FAILED"
 
 
+_UPS: Kinds[Up] = Kinds("emulator to owner", Up, EmulatorError)
+_SAID: Kinds[Applied | Refused | Counted] = Kinds(
+    "emulator to owner", Applied | Refused | Counted, AssertionError
+)
+
+
 def command_of(config: RelayConfig | NetnsConfig) -> list[str]:
     """Return the command line of the emulator that `config` is for."""
     module = "relay" if isinstance(config, RelayConfig) else "netns"
@@ -59,14 +64,14 @@ class Backend:
         assert process.stderr
         self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
         self.pid = process.pid
-        self.up = Up(op="ready")
+        self.up = Up()
         """The emulator's first message: how its sites are reached."""
         self.counters: Counters = ()
         """The latest counters of all links."""
         self._process = process
         self.on_counters: Callable[[Counters], None] | None = None
         """Called each second with the links' counters."""
-        self._applied: asyncio.Future[Mapping[str, Any]] | None = None
+        self._applied: asyncio.Future[Applied] | None = None
         self._counted: asyncio.Future[Counters] | None = None
         self._applying = asyncio.Lock()
         self._last_words = ""
@@ -104,16 +109,13 @@ class Backend:
         return backend
 
     async def _configure(self, config: RelayConfig | NetnsConfig) -> Up:
-        self._stdin.write(json.dumps(to_json(config)).encode() + b"\n")
+        self._stdin.write(line_of(config))
         with contextlib.suppress(ConnectionError):  # it has ended: the next read shows that
             await self._stdin.drain()
         line = await self._stdout.readline()
         if not line:
             raise EmulatorError(await self._how_it_ended())
-        try:
-            return read_line(Up, line)
-        except ConfigError as error:
-            raise EmulatorError(f"it said {line[:200]!r} first: {error}") from error
+        return _UPS.read(line)
 
     async def apply(self, changes: Sequence[Change]) -> None:
         """Change the links, all at once; return when the changes have taken effect.
@@ -122,23 +124,22 @@ class Backend:
             EmulatorError: the emulator refuses, has ended, or does not answer. In the last case it
                 is killed, because the state of the links is unknown.
         """
-        await self._ask(apply_line(changes))
+        await self._ask(Apply(changes=tuple(changes)))
 
     async def lead(self, endpoints: Sequence[RelayEndpoint]) -> tuple[RelayEndpoint, ...]:
         """Make the relay forward to gateways started since; return the addresses to dial instead.
 
         They replace earlier ones of the same sites and numbers. Errors as in `apply`.
         """
-        answer = await self._ask(lead_line(endpoints))
-        return read_json(tuple[RelayEndpoint, ...], answer["endpoints"])
+        return (await self._ask(Apply(endpoints=tuple(endpoints)))).endpoints
 
-    async def _ask(self, line: bytes) -> Mapping[str, Any]:
-        """Send one line, and return the answer; errors as in `apply`."""
+    async def _ask(self, request: Apply) -> Applied:
+        """Send a request, and return the answer; errors as in `apply`."""
         async with self._applying:
             self._applied = asyncio.get_running_loop().create_future()
             try:
                 async with asyncio.timeout(APPLY_S):
-                    self._stdin.write(line)
+                    self._stdin.write(line_of(request))
                     await self._stdin.drain()
                     return await self._applied
             except ConnectionError as error:
@@ -205,22 +206,19 @@ class Backend:
             return await self._process.wait()
 
     def _hear(self, line: bytes) -> None:
-        try:
-            message = json.loads(line)
-            op = message["op"]
-            if op == "counters":
-                self.counters = tuple(message["links"])
+        waiting = self._applied
+        is_answered = waiting is not None and waiting.done()
+        match _SAID.read(line):
+            case Counted(links=links):
+                self.counters = links
                 if self.on_counters is not None:
-                    self.on_counters(self.counters)
-                is_answered = self._applied is not None and self._applied.done()
+                    self.on_counters(links)
                 if self._counted is not None and not self._counted.done() and is_answered:
-                    self._counted.set_result(self.counters)  # counters before the answer are old
-            elif op == "applied" and self._applied is not None and not self._applied.done():
-                self._applied.set_result(message)
-            elif op == "refused" and self._applied is not None and not self._applied.done():
-                self._applied.set_exception(EmulatorError(str(message["message"])))
-        except (ValueError, KeyError, TypeError) as error:
-            raise AssertionError(f"our own emulator said {line[:200]!r}") from error
+                    self._counted.set_result(links)  # counters before the answer are old
+            case Applied() as applied if waiting is not None and not is_answered:
+                waiting.set_result(applied)
+            case Refused(why=why) if waiting is not None and not is_answered:
+                waiting.set_exception(EmulatorError(why))
 
     async def _pass_complaints_on(self) -> None:
         """Copy its stderr to ours, and keep the last line as the reason of its end."""

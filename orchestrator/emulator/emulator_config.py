@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from isthmus.orchestrator.core.run_events import Endpoint, SiteNamespace
 from isthmus.orchestrator.emulator.link_shape import LinkShape
-from isthmus.protos.failure import text_of
 from isthmus.topology.faults.script import KINDS, Change
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.json_fields import read_json, to_json
+from isthmus.topology.spec.json_fields import Message
 from isthmus.topology.spec.tcp_constants import MTU_BYTES
 from isthmus.topology.spec.world import CrossTraffic, Topology
 
@@ -27,8 +25,6 @@ CROSS_TRAFFIC = "cross-traffic"
 """Folder of files SITE.jsonl with the cross traffic that a site received."""
 NETNS_KINDS = ("shape", "cut", "heal")
 """Kinds of changes in the packet emulator."""
-
-Message = TypeVar("Message")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +47,7 @@ class RelayEndpoint:
             raise ConfigError(f"gateway: want 0 or more, got {self.gateway}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayConfig:
+class RelayConfig(Message):
     """The configuration of a relay."""
 
     links: tuple[LinkShape, ...]
@@ -66,8 +61,7 @@ class RelayConfig:
         check_endpoints(self.endpoints, _pairs(self.links))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetnsConfig:
+class NetnsConfig(Message):
     """The configuration of a packet emulator."""
 
     sites: tuple[str, ...]
@@ -96,59 +90,47 @@ class NetnsConfig:
                     raise ConfigError(f"links.{index}: {site} is not one of the sites")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Up:
-    """An emulator's first message: how its sites are reached."""
-
-    op: str
-    """`listening`: the relay. `ready`: the packet emulator."""
-    endpoints: tuple[RelayEndpoint, ...] = ()
-    """Addresses to dial, in the order of the relay's configuration."""
-    sites: tuple[SiteNamespace, ...] = ()
-    """The sites of the packet emulator, in the order of its configuration."""
-
-    def __post_init__(self) -> None:
-        if self.op not in {"listening", "ready"}:
-            raise ConfigError(f"op: want listening or ready, got {self.op!r:.100}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Apply:
+class Apply(Message):
     """A request: changes of links, to be made all at once, or gateways started since."""
 
-    op: str
     changes: tuple[Change, ...] = ()
     endpoints: tuple[RelayEndpoint, ...] = ()
     """Addresses of new gateways, which replace those of the same numbers."""
 
     def __post_init__(self) -> None:
-        if self.op != "apply":
-            raise ConfigError(f"op: want apply, got {self.op!r:.100}")
         if self.changes and self.endpoints:
             raise ConfigError("endpoints: want a line without changes")
         if len(self.changes) > MAX_CHANGES:
             raise ConfigError(f"changes: {len(self.changes)}, at most {MAX_CHANGES}")
 
 
-def read_line(kind: type[Message], line: bytes) -> Message:
-    """Parse a line of JSON as a message of that type; ConfigError names the place of an error."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"want one line of JSON, got {line[:200]!r}: {text_of(error)}") from error
-    return read_json(kind, value)
+class Up(Message):
+    """An emulator's first message: how its sites are reached."""
+
+    endpoints: tuple[RelayEndpoint, ...] = ()
+    """Addresses to dial, in the order of the relay's configuration."""
+    sites: tuple[SiteNamespace, ...] = ()
+    """The sites of the packet emulator, in the order of its configuration."""
 
 
-def apply_line(changes: Iterable[Change]) -> bytes:
-    """Return the line that changes links."""
-    message = {"op": "apply", "changes": [each.to_json() for each in changes]}
-    return json.dumps(message).encode() + b"\n"
+class Applied(Message):
+    """The answer to a request."""
+
+    endpoints: tuple[RelayEndpoint, ...] = ()
+    """Addresses to dial instead of those requested, in the same order."""
 
 
-def lead_line(endpoints: Iterable[RelayEndpoint]) -> bytes:
-    """Return the line that makes the relay forward to other gateways."""
-    message = {"op": "apply", "endpoints": [to_json(each) for each in endpoints]}
-    return json.dumps(message).encode() + b"\n"
+class Refused(Message):
+    """The answer to a request of which nothing was done."""
+
+    why: str
+
+
+class Counted(Message):
+    """The counters of the links: after each answer, once a second, and at the end."""
+
+    links: tuple[Mapping[str, Any], ...]
+    """Of each directed link `source`, `target`, and figures since the start."""
 
 
 def check_endpoints(endpoints: Sequence[RelayEndpoint], links: Collection[tuple[str, str]]) -> None:

@@ -27,11 +27,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from isthmus.orchestrator.core.run_events import SiteNamespace
 from isthmus.orchestrator.emulator.emulator_config import (
     NETNS_KINDS,
+    Counted,
     NetnsConfig,
     Up,
     check_changes,
@@ -142,8 +142,8 @@ class Router:
             route.is_scheduled = False
             self._schedule(route)
 
-    def counters(self) -> dict[str, Any]:
-        """Return the `counters` message: totals since the start, and current queues."""
+    def counters(self) -> Counted:
+        """Return totals since the start, and current queues."""
         now_s = time.monotonic()
         links = []
         for (source, target), route in self._routes.items():
@@ -152,7 +152,7 @@ class Router:
             links.append(
                 {"source": source, "target": target, **passed, "queued_bytes": queued_bytes}
             )
-        return {"op": "counters", "links": links}
+        return Counted(links=tuple(links))
 
     def _collect(self, site: Site) -> None:
         """Read the packets that a site has sent."""
@@ -224,7 +224,7 @@ def _serve(config: NetnsConfig, stdin: LineReader) -> None:
         gc.disable()  # there are no reference cycles, and collections are pauses
         router = Router(sites, config.links, config.seed)
         owner = Conversation(stdin, sys.stdout.fileno(), router.apply, router.counters)
-        owner.begin(Up(op="ready", sites=ready), time.monotonic())
+        owner.begin(Up(sites=ready), time.monotonic())
         while not stdin.has_ended:
             if router.run(owner.turn(time.monotonic()), stdin.descriptor):
                 stdin.read()

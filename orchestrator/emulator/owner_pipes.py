@@ -9,19 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import select
 import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from isthmus.orchestrator.emulator.emulator_config import Apply, RelayEndpoint, Up, read_line
+from isthmus.orchestrator.emulator.emulator_config import (
+    Applied,
+    Apply,
+    Counted,
+    Refused,
+    RelayEndpoint,
+    Up,
+)
 from isthmus.topology.faults.script import Change
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.json_fields import Message
+from isthmus.topology.spec.json_lines import Kinds, line_of
 
 CONFIGURED_WITHIN_S = 30.0
 COUNTERS_EVERY_S = 1.0
@@ -36,7 +43,9 @@ FLUSH_EVERY_S = 0.01
 """Interval of retries while the reader is behind: a pipe takes 64 KiB at a time."""
 _READ_BYTES = 64 << 10
 
-Config = TypeVar("Config")
+Config = TypeVar("Config", bound=Message)
+
+REQUESTS: Kinds[Apply] = Kinds("owner to emulator", Apply)
 
 
 class MessageWriter:
@@ -52,7 +61,7 @@ class MessageWriter:
         """Whether output waits for the reader and needs a `flush`."""
         return bool(self._rest)
 
-    def offer(self, message: dict[str, Any]) -> None:
+    def offer(self, message: Message) -> None:
         """Write `message`, or drop it while an earlier one is not fully written.
 
         Raises:
@@ -62,13 +71,13 @@ class MessageWriter:
         if not self._rest:
             self.answer(message)
 
-    def answer(self, message: dict[str, Any]) -> None:
+    def answer(self, message: Message) -> None:
         """Write `message` now; the next `flush` writes the rest.
 
         Raises:
             BrokenPipeError: the reader has gone, or sends requests without reading answers.
         """
-        self._rest += json.dumps(message).encode() + b"\n"
+        self._rest += line_of(message)
         self.flush()
         if len(self._rest) > MAX_UNREAD_BYTES:
             raise BrokenPipeError
@@ -158,7 +167,7 @@ class Conversation:
         stdin: LineReader,
         stdout: int,
         obey: Callable[[Sequence[Change]], None],
-        counters: Callable[[], dict[str, Any]],
+        counters: Callable[[], Counted],
         lead: Callable[[Sequence[RelayEndpoint]], Sequence[RelayEndpoint]] | None = None,
     ) -> None:
         self._stdin = stdin
@@ -171,7 +180,7 @@ class Conversation:
     def begin(self, up: Up, now_s: float) -> None:
         """Report that the emulator is up, and how it is reached."""
         self._report_s = now_s + COUNTERS_EVERY_S
-        self._messages.answer(to_json(up))
+        self._messages.answer(up)
 
     def turn(self, now_s: float) -> float:
         """Execute read requests and send due reports; return the latest time of the next turn."""
@@ -191,16 +200,15 @@ class Conversation:
         self._messages.offer(self._counters())
         self._messages.finish(END_WITHIN_S)
 
-    def _answer(self, line: bytes) -> dict[str, Any]:
+    def _answer(self, line: bytes) -> Applied | Refused:
         try:
-            asked = read_line(Apply, line)
+            asked = REQUESTS.read(line)
             if asked.endpoints:
-                endpoints = [to_json(each) for each in self._lead(asked.endpoints)]
-                return {"op": "applied", "count": len(endpoints), "endpoints": endpoints}
+                return Applied(endpoints=tuple(self._lead(asked.endpoints)))
             self._obey(asked.changes)
-            return {"op": "applied", "count": len(asked.changes)}
         except ConfigError as error:
-            return {"op": "refused", "message": error.problems[0].message}
+            return Refused(why=error.problems[0].message)
+        return Applied()
 
 
 def _lead_nowhere(_: Sequence[RelayEndpoint]) -> Sequence[RelayEndpoint]:
@@ -240,7 +248,8 @@ def run_emulator(name: str, kind: type[Config], serve: Callable[[Config, LineRea
     """
     try:
         stdin = LineReader(sys.stdin.fileno())
-        serve(read_line(kind, stdin.wait_line(CONFIGURED_WITHIN_S)), stdin)
+        configurations: Kinds[Config] = Kinds(f"owner to {name}", kind)
+        serve(configurations.read(stdin.wait_line(CONFIGURED_WITHIN_S)), stdin)
     except ConfigError as error:
         sys.stderr.write(f"{name}: configuration: {error.problems[0].message}\n")
         return 2

@@ -25,10 +25,10 @@ import socket
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from isthmus.orchestrator.emulator.emulator_config import (
     MAX_ENDPOINTS,
+    Counted,
     RelayConfig,
     RelayEndpoint,
     Up,
@@ -83,11 +83,10 @@ class Relay:
         """Number of connections that are open at either end, or have bytes in flight."""
         return len(self._connections)
 
-    def counters(self) -> dict[str, Any]:
-        """Return the `counters` message: totals since the start, and bytes held now."""
-        return {
-            "op": "counters",
-            "links": [
+    def counters(self) -> Counted:
+        """Return totals since the start, and bytes held now."""
+        return Counted(
+            links=tuple(
                 {
                     "source": source,
                     "target": target,
@@ -98,8 +97,8 @@ class Relay:
                     "queued_bytes": link.held_bytes,
                 }
                 for (source, target), link in self._links.items()
-            ],
-        }
+            )
+        )
 
     def apply(self, changes: Sequence[Change]) -> None:
         """Make all changes now, in order.
@@ -246,7 +245,7 @@ async def _serve(config: RelayConfig, stdin: LineReader) -> None:
             owner = Conversation(
                 stdin, sys.stdout.fileno(), relay.apply, relay.counters, relay.lead
             )
-            owner.begin(Up(op="listening", endpoints=relay.endpoints), loop.time())
+            owner.begin(Up(endpoints=relay.endpoints), loop.time())
             while not stdin.has_ended:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(owner.turn(loop.time())):

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import json
 import os
 import socket
 import struct
@@ -18,7 +17,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from isthmus.orchestrator.emulator.emulator_config import NetnsConfig
 from isthmus.protos.own_processes import own_command
+from isthmus.topology.spec.json_lines import line_of
 from isthmus.topology.spec.tcp_constants import MTU_BYTES
 
 CLONE_NEWUSER = 0x10000000  # linux/sched.h
@@ -108,7 +109,7 @@ def netns_problem() -> str | None:
     try:
         done = subprocess.run(
             own_command("isthmus.orchestrator.emulator.netns"),
-            input=json.dumps({"sites": ["probe"], "links": []}) + "\n",
+            input=line_of(NetnsConfig(sites=("probe",), links=())).decode(),
             capture_output=True,
             text=True,
             timeout=PROBE_WITHIN_S,

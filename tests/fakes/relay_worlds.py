@@ -45,11 +45,11 @@ class World:
     def counters(self) -> dict[tuple[str, str], tuple[int, int]]:
         return {
             (link["source"], link["target"]): (link["delivered_bytes"], link["queued_bytes"])
-            for link in self.relay.counters()["links"]
+            for link in self.relay.counters().links
         }
 
     def sent_bytes(self, source: str, target: str) -> int:
-        links = self.relay.counters()["links"]
+        links = self.relay.counters().links
         return sum(
             int(link["sent_bytes"])
             for link in links

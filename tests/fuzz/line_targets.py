@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import io
 import json
 import tempfile
@@ -20,9 +19,6 @@ from isthmus.orchestrator.emulator.emulator_config import (
     RelayConfig,
     RelayEndpoint,
     Up,
-    apply_line,
-    lead_line,
-    read_line,
 )
 from isthmus.orchestrator.emulator.link_shape import LinkShape
 from isthmus.orchestrator.run_folder.home import ANNOUNCED, RunFolder
@@ -47,8 +43,8 @@ from isthmus.sites.node.rank_failures import (
 )
 from isthmus.topology.faults.script import Change
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.json_fields import to_json
-from isthmus.topology.spec.json_lines import line_of
+from isthmus.topology.spec.json_fields import Message, to_json
+from isthmus.topology.spec.json_lines import Kinds, line_of
 from isthmus.topology.spec.reduction_plan import ReductionPlan, Tree, star
 from isthmus.topology.spec.run_spec import CodedPlan
 from tests.fakes.gateway_sites import gateway_config
@@ -85,8 +81,9 @@ def _target(
     )
 
 
-def _emulator_target(name: str, kind: type, samples: Callable[[], list[bytes]]) -> Target:
-    return _target(name, functools.partial(read_line, kind), (ConfigError,), samples)
+def _emulator_target(name: str, kind: object, samples: Callable[[], list[bytes]]) -> Target:
+    kinds: Kinds[Message] = Kinds(name, kind)
+    return _target(name, kinds.read, (ConfigError,), samples)
 
 
 # ---------------------------------------------------------------- ranks and gateways
@@ -169,11 +166,11 @@ _ENDPOINT = RelayEndpoint(source="ash", target="birch", gateway=0, host="127.0.0
 
 
 def _relay_samples() -> list[bytes]:
-    return [_line_of(RelayConfig(links=_SHAPES, endpoints=(_ENDPOINT,), seed=3))]
+    return [line_of(RelayConfig(links=_SHAPES, endpoints=(_ENDPOINT,), seed=3))]
 
 
 def _netns_samples() -> list[bytes]:
-    return [_line_of(NetnsConfig(sites=("ash", "birch"), links=_SHAPES, seed=3))]
+    return [line_of(NetnsConfig(sites=("ash", "birch"), links=_SHAPES, seed=3))]
 
 
 def _apply_samples() -> list[bytes]:
@@ -181,17 +178,13 @@ def _apply_samples() -> list[bytes]:
         Change(kind="shape", source="ash", target="birch", bytes_per_s=1e5, loss=0.01),
         Change(kind="cut", source="birch", target="ash"),
     )
-    return [apply_line(changes), apply_line(()), lead_line([_ENDPOINT])]
+    asked = (Apply(changes=changes), Apply(), Apply(endpoints=(_ENDPOINT,)))
+    return [line_of(request) for request in asked]
 
 
 def _up_samples() -> list[bytes]:
     site = SiteNamespace(site="ash", address="10.0.0.1", net="/proc/7/fd/3", user="")
-    ready, listening = Up(op="ready", sites=(site,)), Up(op="listening", endpoints=(_ENDPOINT,))
-    return [_line_of(ready), _line_of(listening)]
-
-
-def _line_of(message: object) -> bytes:
-    return line(to_json(message))
+    return [line_of(Up(sites=(site,))), line_of(Up(endpoints=(_ENDPOINT,)))]
 
 
 # ---------------------------------------------------------------- small files

@@ -5,11 +5,13 @@ import random
 
 import pytest
 
-from isthmus.orchestrator.emulator.emulator_config import Apply, apply_line, read_line
+from isthmus.orchestrator.emulator.emulator_config import Apply
 from isthmus.orchestrator.emulator.link_shape import LinkShape, Transmitter
+from isthmus.orchestrator.emulator.owner_pipes import REQUESTS
 from isthmus.orchestrator.emulator.relay_connection import SharedLink
 from isthmus.topology.faults.script import Change
 from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_lines import line_of
 from tests.fakes.relay_worlds import World, seconds, world
 from tests.fakes.waiting import until
 
@@ -68,7 +70,7 @@ async def test_a_cut_link_takes_no_more_than_its_sockets_buffer() -> None:
         wan.relay.apply([change("cut")])
         near[1].write(bytes(8 << 20))
         await nothing_comes(far[0])
-        assert wan.relay.counters()["links"][0]["queued_bytes"] == 0
+        assert wan.relay.counters().links[0]["queued_bytes"] == 0
         wan.relay.apply([change("heal")])
         await far[0].readexactly(8 << 20)
 
@@ -104,7 +106,7 @@ async def test_what_waits_for_the_transmitter_leaves_at_the_new_rate() -> None:
         took_s, _ = await seconds(far[0].readexactly(40_000))
         assert took_s >= 0.039
         wan.relay.apply([change("heal")])
-        assert wan.relay.counters()["links"][0]["delivered_bytes"] == 80_000
+        assert wan.relay.counters().links[0]["delivered_bytes"] == 80_000
 
 
 async def test_a_longer_delay_holds_for_what_is_sent_after_it() -> None:
@@ -123,10 +125,10 @@ async def test_a_loss_stalls_the_connection_it_hits_for_a_round_trip() -> None:
         near[1].write(b"x")
         took_s, _ = await seconds(far[0].readexactly(1))
         assert took_s >= 0.059
-        assert wan.relay.counters()["links"][0]["lost_packets"] == 1
+        assert wan.relay.counters().links[0]["lost_packets"] == 1
         far[1].write(b"y")
         await near[0].readexactly(1)
-        assert wan.relay.counters()["links"][1]["lost_packets"] == 0
+        assert wan.relay.counters().links[1]["lost_packets"] == 0
 
 
 @pytest.mark.slow
@@ -140,7 +142,7 @@ async def test_a_seed_loses_the_same_packets(seed: int) -> None:
             wan.relay.apply([change("shape", loss=0.01)])
             near[1].write(bytes(4 << 20))
             await far[0].readexactly(4 << 20)
-            return int(wan.relay.counters()["links"][0]["lost_packets"])
+            return int(wan.relay.counters().links[0]["lost_packets"])
 
     assert 29 - 8 <= await lost() <= 29 + 8, f"{seed=}"
 
@@ -185,7 +187,7 @@ async def test_bytes_survive_any_changes_in_order(seed: int) -> None:
                 await asyncio.sleep(0.001)
             wan.relay.apply([change("heal"), change("heal", BACK)])
         assert all(task.result() == message for task in arrived), f"{seed=}"
-        for link in wan.relay.counters()["links"]:
+        for link in wan.relay.counters().links:
             assert link["sent_bytes"] == link["delivered_bytes"] == 400_000, f"{seed=}"
             assert link["queued_bytes"] == 0, f"{seed=}"
 
@@ -224,15 +226,15 @@ async def test_leaving_ends_what_is_cut() -> None:
 
 def test_changes_survive_the_line() -> None:
     changes = (change("cut"), change("shape", BACK, bytes_per_s=1e6, loss=0.5))
-    assert read_line(Apply, apply_line(changes)).changes == changes
+    assert REQUESTS.read(line_of(Apply(changes=changes))).changes == changes
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("x", "want one line of JSON"),
+        ("x", "the line is not JSON"),
         ("[]", "want an object"),
-        ('{"op": "stop", "changes": []}', "op: want apply, got 'stop'"),
+        ('{"op": "stop", "changes": []}', "want an object with one of the ops apply"),
         ('{"op": "apply", "changes": {}}', "changes: want a list"),
         ('{"op": "apply", "changes": [7]}', r"changes\.0: want an object"),
         ('{"op": "apply", "changes": [{"kind": "cut"}]}', r"changes\.0\.source is missing"),
@@ -240,7 +242,7 @@ def test_changes_survive_the_line() -> None:
 )
 def test_another_line_is_told(wrong: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_line(Apply, wrong.encode())
+        REQUESTS.read(wrong.encode())
 
 
 def test_healing_gives_back_all_figures_as_configured() -> None:

@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -19,7 +19,6 @@ from isthmus.orchestrator.emulator.emulator_config import (
     CROSS_TRAFFIC,
     MAX_SITES,
     NETNS_KINDS,
-    Apply,
     NetnsConfig,
     RelayConfig,
     RelayEndpoint,
@@ -27,13 +26,14 @@ from isthmus.orchestrator.emulator.emulator_config import (
     check_changes,
     dialled,
     netns_config,
-    read_line,
     shapes_of,
 )
 from isthmus.orchestrator.emulator.link_shape import LinkShape
+from isthmus.orchestrator.emulator.owner_pipes import REQUESTS
 from isthmus.orchestrator.emulator.site_namespaces import NetnsError, netns_problem, step
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.json_fields import Message
+from isthmus.topology.spec.json_lines import Kinds, line_of
 from isthmus.topology.spec.tcp_constants import MTU_BYTES
 from isthmus.topology.spec.world import (
     Accelerator,
@@ -47,6 +47,8 @@ from isthmus.topology.spec.world import (
 )
 from tests.fakes import benches
 
+M = TypeVar("M", bound=Message)
+
 THERE = {"source": "eu", "target": "us", "bytes_per_s": 1e6, "delay_s": 0.01, "jitter_s": 0}
 BACK = {"source": "us", "target": "eu", "bytes_per_s": 2e6, "delay_s": 0.02, "jitter_s": 0.001}
 GATEWAY = {"source": "eu", "target": "us", "gateway": 0, "host": "127.0.0.1", "port": 9}
@@ -54,7 +56,12 @@ GATEWAY = {"source": "eu", "target": "us", "gateway": 0, "host": "127.0.0.1", "p
 
 def line(**changed: object) -> bytes:
     fields: dict[str, Any] = {"links": [THERE, BACK], "seed": 3, "endpoints": [GATEWAY], **changed}
-    return json.dumps(fields).encode()
+    return json.dumps({"op": "relay_config", **fields}).encode()
+
+
+def read_line(kind: type[M], given: bytes) -> M:
+    kinds: Kinds[M] = Kinds("owner to emulator", kind)
+    return kinds.read(given)
 
 
 def test_a_configuration_survives_the_line() -> None:
@@ -65,7 +72,7 @@ def test_a_configuration_survives_the_line() -> None:
     assert config.endpoints == (
         RelayEndpoint(source="eu", target="us", gateway=0, host="127.0.0.1", port=9),
     )
-    assert read_line(RelayConfig, json.dumps(to_json(config)).encode()) == config
+    assert read_line(RelayConfig, line_of(config)) == config
 
 
 def test_loss_and_queue_may_be_given() -> None:
@@ -77,24 +84,26 @@ def test_loss_and_queue_may_be_given() -> None:
 
 
 def test_where_it_listens_survives_the_line() -> None:
-    up = Up(op="listening", endpoints=read_line(RelayConfig, line()).endpoints)
-    assert read_line(Up, json.dumps(to_json(up)).encode()) == up
+    up = Up(endpoints=read_line(RelayConfig, line()).endpoints)
+    assert read_line(Up, line_of(up)) == up
 
 
-@pytest.mark.parametrize("wrong", [b"", b"not json\n", b'{"op": "counters", "links": []}\n'])
+@pytest.mark.parametrize("wrong", [b"", b"not json\n", b'{"op": "counted", "links": []}\n'])
 def test_another_line_is_not_taken_for_where_it_listens(wrong: bytes) -> None:
-    with pytest.raises(ConfigError, match=r"want one line of JSON|unknown"):
+    with pytest.raises(
+        ConfigError, match=r"the line is not JSON|want an object with one of the ops up"
+    ):
         read_line(Up, wrong)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (b"", "want one line of JSON"),
-        (b"\xff\xfe", "want one line of JSON"),
-        (b"[" * 100_000, "want one line of JSON"),
+        (b"", "the line is not JSON"),
+        (b"\xff\xfe", "the line is not JSON"),
+        (b"[" * 100_000, "the line is not JSON"),
         (b"[]", "want an object"),
-        (b"{}", "links is missing"),
+        (b'{"op": "relay_config"}', "links is missing"),
         (line(speed=1), "speed: unknown"),
         (line(links={}), "links: want a list"),
         (line(links=[7]), r"links\.0: want an object, got 7"),
@@ -168,7 +177,8 @@ LINK = {"source": "eu", "target": "us", "bytes_per_s": 1e6, "delay_s": 0.01}
 
 
 def netns_line(**fields: Any) -> bytes:  # noqa: ANN401 - whatever a line may hold
-    return json.dumps({"sites": ["eu", "us"], "links": [LINK], **fields}).encode()
+    fields = {"sites": ["eu", "us"], "links": [LINK], **fields}
+    return json.dumps({"op": "netns_config", **fields}).encode()
 
 
 @pytest.mark.parametrize(
@@ -207,7 +217,7 @@ def test_a_packet_emulator_has_the_conditions_of_its_topology(tmp_path: Path) ->
         cross_traffic=traffic,
         cross_traffic_folder=str(tmp_path / CROSS_TRAFFIC),
     )
-    assert read_line(NetnsConfig, json.dumps(to_json(config)).encode()) == config
+    assert read_line(NetnsConfig, line_of(config)) == config
 
 
 def test_a_configuration_survives_its_line() -> None:
@@ -226,14 +236,14 @@ def test_a_configuration_survives_its_line() -> None:
         loss=0.01,
         queue_bytes=50_000,
     )
-    assert read_line(NetnsConfig, json.dumps(to_json(config)).encode()) == config
+    assert read_line(NetnsConfig, line_of(config)) == config
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (b"{", "want one line of JSON"),
-        (b"[" * 100_000, "want one line of JSON"),
+        (b"{", "the line is not JSON"),
+        (b"[" * 100_000, "the line is not JSON"),
         (b"[]", "want an object"),
         (netns_line(site=1), "site: unknown"),
         (netns_line(sites="eu"), "sites: want a list, got 'eu'"),
@@ -257,7 +267,7 @@ def test_a_wrong_configuration_is_refused_by_its_place(given: bytes, message: st
 @pytest.mark.parametrize(
     ("message", "complaint"),
     [
-        ({"op": "stop", "changes": []}, "op: want apply"),
+        ({"op": "stop", "changes": []}, "the message: want an object with one of the ops apply"),
         ({"op": "apply", "changes": 1}, "changes: want a list"),
         ({"op": "apply", "changes": [{"kind": "cut"}]}, "changes.0.source is missing"),
         (
@@ -272,7 +282,7 @@ def test_a_wrong_configuration_is_refused_by_its_place(given: bytes, message: st
 )
 def test_a_wrong_change_is_refused_by_its_place(message: dict[str, Any], complaint: str) -> None:
     def obey() -> None:
-        changes = read_line(Apply, json.dumps(message).encode()).changes
+        changes = REQUESTS.read(json.dumps(message).encode()).changes
         check_changes(changes, {("eu", "us")}, NETNS_KINDS)
 
     with pytest.raises(ConfigError) as raised:
@@ -285,8 +295,8 @@ def test_a_wrong_change_is_refused_by_its_place(message: dict[str, Any], complai
 @pytest.mark.parametrize(
     ("stdin", "message"),
     [
-        ("", "want one line of JSON"),
-        ("{}\n", "sites is missing"),
+        ("", "the line is not JSON"),
+        ('{"op": "netns_config"}\n', "netns_config.sites is missing"),
         ("x" * (1 << 23) + "\n", "longer than"),
     ],
 )

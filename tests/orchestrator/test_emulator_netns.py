@@ -223,7 +223,7 @@ def test_it_ends_with_its_stdin() -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     ready = json.loads(done.stdout.splitlines()[0])
-    assert ready["op"] == "ready"
+    assert ready["op"] == "up"
     assert [(site["site"], site["address"], site["user"]) for site in ready["sites"]] == [
         ("eu", "10.203.0.1", ""),
         ("us", "10.203.0.2", ""),

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from isthmus.orchestrator.emulator.emulator_child import running_emulator
-from isthmus.orchestrator.emulator.emulator_config import RelayConfig
+from isthmus.orchestrator.emulator.emulator_config import Counted, RelayConfig
 from isthmus.orchestrator.emulator.owner_pipes import MessageWriter
 from isthmus.topology.faults.script import Change
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.json_lines import line_of
 from tests.fakes.emulator_configs import relay_config
 from tests.fakes.sockets import receive, round_trip_s
 
@@ -38,7 +38,7 @@ def test_it_says_where_it_listens_then_counts_and_ends_with_its_stdin() -> None:
             assert child.stdin is not None
             assert child.stdout is not None
             assert child.stderr is not None
-            child.stdin.write(json.dumps(to_json(relay_config(9))) + "\n")
+            child.stdin.write(line_of(relay_config(9)).decode())
             child.stdin.flush()
             listening = json.loads(child.stdout.readline())
             counters = json.loads(child.stdout.readline())
@@ -48,7 +48,7 @@ def test_it_says_where_it_listens_then_counts_and_ends_with_its_stdin() -> None:
         finally:
             stop.cancel()
             child.kill()
-    assert listening["op"] == "listening"
+    assert listening["op"] == "up"
     [endpoint] = listening["endpoints"]
     assert {**endpoint, "port": 0} == {
         "source": "eu",
@@ -60,7 +60,7 @@ def test_it_says_where_it_listens_then_counts_and_ends_with_its_stdin() -> None:
     names = ("sent_bytes", "delivered_bytes", "dropped_packets", "lost_packets", "queued_bytes")
     idle = dict.fromkeys(names, 0)
     assert counters == {
-        "op": "counters",
+        "op": "counted",
         "links": [
             {"source": "eu", "target": "us", **idle},
             {"source": "us", "target": "eu", **idle},
@@ -73,8 +73,8 @@ def test_it_says_where_it_listens_then_counts_and_ends_with_its_stdin() -> None:
 @pytest.mark.parametrize(
     ("stdin", "message"),
     [
-        ("", "want one line of JSON"),
-        ("{}\n", "links is missing"),
+        ("", "the line is not JSON"),
+        ('{"op": "relay_config"}\n', "owner to relay: relay_config.links is missing"),
         ("x" * (1 << 23) + "\n", "longer than"),
     ],
 )
@@ -92,7 +92,7 @@ def test_a_wrong_line_is_answered_in_one_line(stdin: str, message: str) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_stdin_that_is_no_pipe_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(to_json(relay_config(9))) + "\n")
+    (tmp_path / "config.json").write_bytes(line_of(relay_config(9)))
     with (tmp_path / "config.json").open() as stdin:
         done = subprocess.run(
             COMMAND, stdin=stdin, capture_output=True, text=True, timeout=DEADLINE_S, check=False
@@ -179,7 +179,7 @@ def test_a_reader_that_has_stopped_costs_messages_and_never_waits() -> None:
     read_end, write_end = os.pipe()
     try:
         writer = MessageWriter(write_end)
-        message = {"op": "counters", "text": "x" * 5000}
+        message = Counted(links=({"x": "x" * 5000},))
         for _ in range(100):
             writer.offer(message)
         os.set_blocking(read_end, False)
@@ -189,7 +189,7 @@ def test_a_reader_that_has_stopped_costs_messages_and_never_waits() -> None:
             writer.offer(message)
         *lines, rest = text.split(b"\n")
         assert 10 < len(lines) < 30
-        assert all(json.loads(line) == message for line in lines)
+        assert set(lines) == {line_of(message).rstrip()}
         assert len(rest) < 5100
         os.close(read_end)
         read_end = -1

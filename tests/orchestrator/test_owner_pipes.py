@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from isthmus.orchestrator.emulator.emulator_config import RelayEndpoint, Up, apply_line, lead_line
+from isthmus.orchestrator.emulator.emulator_config import Apply, Counted, RelayEndpoint, Up
 from isthmus.orchestrator.emulator.owner_pipes import (
     COUNTERS_EVERY_S,
     FLUSH_EVERY_S,
@@ -24,10 +24,11 @@ from isthmus.orchestrator.emulator.owner_pipes import (
 from isthmus.topology.faults.script import Change
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.json_lines import line_of
 
 WITHIN_S = 20.0
-READY = Up(op="ready")
-WIDE = {"op": "counters", "links": ["x" * 200] * 8000}
+READY = Up()
+WIDE = Counted(links=({"x": "x" * 200},) * 8000)
 """Of the largest full mesh: many times what a pipe holds."""
 
 
@@ -87,7 +88,7 @@ def test_a_message_longer_than_a_pipe_goes_as_fast_as_it_is_read(talk: Talk) -> 
         heard += talk.hear()
         now_s = until_s
     heard += talk.hear()
-    assert json.loads(heard) == WIDE
+    assert json.loads(heard) == to_json(WIDE)
     assert now_s < 100.0 + 2 * COUNTERS_EVERY_S, "not one pipe a report"
 
 
@@ -96,8 +97,9 @@ def test_an_answer_is_never_dropped_behind_counters_that_are_not_read(talk: Talk
     cut, wrong, heal = (
         Change(kind=kind, source="a", target="b") for kind in ("cut", "reset", "heal")
     )
-    begun, rest = apply_line([heal])[:9], apply_line([heal])[9:]
-    talk.say(apply_line([cut]) + apply_line([wrong]) + begun)
+    lines = [line_of(Apply(changes=(change,))) for change in (cut, wrong, heal)]
+    begun, rest = lines[2][:9], lines[2][9:]
+    talk.say(lines[0] + lines[1] + begun)
     heard = b""
     for turn in range(200):
         talk.conversation.turn(turn * FLUSH_EVERY_S)
@@ -109,9 +111,9 @@ def test_an_answer_is_never_dropped_behind_counters_that_are_not_read(talk: Talk
     told = [json.loads(line) for line in heard.splitlines()]
     answers = [each for each in told if each["op"] in ("applied", "refused")]
     assert answers == [
-        {"op": "applied", "count": 1},
-        {"op": "refused", "message": "this one is wrong"},
-        {"op": "applied", "count": 1},
+        {"op": "applied", "endpoints": []},
+        {"op": "refused", "why": "this one is wrong"},
+        {"op": "applied", "endpoints": []},
     ]
     assert talk.obeyed == [cut, heal]
 
@@ -120,11 +122,11 @@ def test_an_emulator_that_leads_to_no_gateways_says_so(talk: Talk) -> None:
     talk.conversation.begin(READY, 0.0)
     talk.hear()
     gateway = RelayEndpoint(source="a", target="b", gateway=0, host="127.0.0.1", port=9)
-    talk.say(lead_line([gateway]))
+    talk.say(line_of(Apply(endpoints=(gateway,))))
     talk.conversation.turn(0.0)
     assert json.loads(talk.hear().splitlines()[0]) == {
         "op": "refused",
-        "message": "endpoints: only a relay leads to gateways",
+        "why": "endpoints: only a relay leads to gateways",
     }
 
 
@@ -135,7 +137,7 @@ def test_the_last_counters_are_said_whole_or_given_up(talk: Talk) -> None:
     with ThreadPoolExecutor(1) as owner:
         heard = owner.submit(talk.hear_line)
         talk.conversation.end()
-        assert json.loads(heard.result(2 * WITHIN_S)) == WIDE
+        assert json.loads(heard.result(2 * WITHIN_S)) == to_json(WIDE)
     talk.conversation.end()  # nobody reads: it returns all the same
 
 
