@@ -46,7 +46,7 @@ def values_of(run: Bench, kind: str, site: str) -> dict[int, dict[str, float]]:
 )
 def test_the_shipped_trainer_learns_in_rounds(run: Bench, kind: str) -> None:
     steps = 5 * SYNC_EVERY + 2
-    topology = topology_yaml([(1, 1), (1, 2)], emulate=False, rtt="2ms")
+    topology = topology_yaml([(1, 1), (1, 1)], emulate=False, rtt="2ms")
     run.launch(topology, job_yaml(steps=steps, codec="int8"), *settings(kind)).check()
     status = run.isthmus("status", "--json").check().envelope["data"]
     assert status["state"] == "SUCCEEDED"

@@ -1,4 +1,8 @@
-"""Whole runs in rounds that wait for nobody."""
+"""Whole runs in rounds that wait for nobody.
+
+What a rank does in them is in tests/sites/test_open_steps.py, test_round_clock.py and
+test_worker_sampler.py.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -20,7 +24,10 @@ from tests.multiprocess.test_coordinator_restart import Deployment
 from tests.multiprocess.test_local_regimes import values_of
 from tests.multiprocess.test_lost_site import is_training, victim
 
-pytestmark = [UNDER_BOTH_SECURITIES, pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [
+    *(UNDER_BOTH_SECURITIES, pytest.mark.multiprocess, pytest.mark.slow),
+    pytest.mark.exhaustive,
+]
 
 SYNC_EVERY = 8
 SCRIPT = Path(__file__).parent / "scripts" / "user_open.py"
@@ -113,7 +120,6 @@ def test_a_site_that_stands_holds_nobody_up(run: Bench) -> None:
     assert any("was passed over" in str(each) for each in events)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_a_site_is_lost_while_another_stands_and_comes_back_later(run: Bench) -> None:
     """A site that comes back waits for all, so the other stands no more by then."""
@@ -129,7 +135,6 @@ def test_a_site_is_lost_while_another_stands_and_comes_back_later(run: Bench) ->
     run.wait_for_nothing_left(15.0)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_a_coordinator_is_killed_in_a_round_and_another_run_goes_on(run: Bench) -> None:
     """From a checkpoint in which the site that stood has no part. No sample is used twice."""

@@ -1,4 +1,8 @@
-"""A rank that computes wrongly: found within the steps that the job says, named, and out."""
+"""A rank that computes wrongly: found within the steps that the job says, named, and out.
+
+What a rank does is in tests/sites/test_gradient_check.py, what its launcher says in
+test_launcher.py, and what the coordinator decides in tests/orchestrator/test_run_losses.py.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import torch
 
 from tests.multiprocess.harness import Bench, Result, job_yaml, topology_yaml
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.exhaustive]
 
 SCRIPT = Path(__file__).parent / "scripts" / "user_corrupt.py"
 EVERY = 3
@@ -37,7 +41,6 @@ def saved(run: Bench) -> dict[str, dict[str, torch.Tensor]]:
     return {each.stem: torch.load(each, weights_only=True) for each in files}
 
 
-@pytest.mark.exhaustive  # up to the end of the site as the next test; of the run: test_run_losses.py
 @pytest.mark.parametrize(
     "ranks", [pytest.param([(1, 2), (1, 2)], id="two-sites"), pytest.param([(1, 3)], id="one-site")]
 )
@@ -71,7 +74,6 @@ def test_a_site_that_computes_wrongly_is_dropped_and_waits_for_its_operator(run:
     run.wait_for_nothing_left(20)
 
 
-@pytest.mark.exhaustive
 def test_comparing_changes_no_bit_of_a_clean_run(run: Bench) -> None:
     sites = [(1, 2), (1, 1)]
     launch(run, sites, 9, verify="gradients_every: 0").check()
