@@ -392,10 +392,16 @@ def reference(
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ("ddp", "fsdp2"),
+        ("lone", "fsdp2"),
         *(
             pytest.param(*pair, marks=pytest.mark.exhaustive)
-            for pair in [("lone", "pp"), ("tp", "ep"), ("hsdp", "fsdp3"), ("lone-tp", "ddp")]
+            for pair in [
+                ("ddp", "fsdp2"),
+                ("lone", "pp"),
+                ("tp", "ep"),
+                ("hsdp", "fsdp3"),
+                ("lone-tp", "ddp"),
+            ]
         ),
     ],
 )
@@ -429,10 +435,11 @@ def test_two_layouts_go_through_all_regimes_as_one_process_does(
 @pytest.mark.parametrize(
     ("layouts", "lower", "codec"),
     [
-        (("ddp", "fsdp2"), DELAYED, None),
+        (("lone", "fsdp2"), DELAYED, None),
         *(
             pytest.param(*case, marks=pytest.mark.exhaustive)
             for case in [
+                (("ddp", "fsdp2"), DELAYED, None),
                 (("ddp", "fsdp2"), DELAYED, "int8"),
                 (("ddp", "fsdp2"), DILOCO, None),
                 (("lone", "tp"), DELAYED, None),

@@ -190,6 +190,7 @@ def write_script(folder: Path) -> Path:
         ("exit", "SCRIPT_FAILED", 17, False, ""),
         ("text", "SCRIPT_FAILED", 1, False, "a reason"),
         ("raise", "SCRIPT_FAILED", 1, False, "ValueError: two lines"),
+        ("worker_raises", "SCRIPT_FAILED", 1, False, "ValueError: Caught ValueError in DataLoader"),
         ("caught", "SCRIPT_FAILED", 3, False, "ValueError: a bug"),
         ("disk", "NODE_FAULTY", FAULTY_EXIT_CODE, False, "RuntimeError: not saved"),
         ("handler", "RANK_EXITED", 143, False, ""),
@@ -235,6 +236,7 @@ def test_how_a_rank_ended_is_told(
     assert (told.code, told.is_collateral) == (code, collateral)
     assert told.message.startswith(message) if message else not told.message
     assert ("a reason" in ended.stderr) == (action == "text")
+    assert ("ValueError: sample 9 of shard 3 is bad" in told.message) == (action == "worker_raises")
 
 
 @pytest.mark.multiprocess
@@ -424,14 +426,17 @@ def test_a_full_disk_does_not_take_the_status_of_a_rank(
     ("action", "code", "exit_code", "text"),
     [
         ("segv", "RANK_KILLED", -11, "a bug of native code"),
-        pytest.param(
-            *("abort", "RANK_KILLED", -6, "native code gave up"), marks=pytest.mark.exhaustive
-        ),
-        ("worker_raises", "SCRIPT_FAILED", 1, "ValueError: sample 9 of shard 3 is bad"),
-        pytest.param(
-            *("worker_exits", "SCRIPT_FAILED", 1),
-            "exited unexpectedly: libshard: shard 3 has no index",
-            marks=pytest.mark.exhaustive,
+        *(
+            pytest.param(*each, marks=pytest.mark.exhaustive)
+            for each in [
+                ("abort", "RANK_KILLED", -6, "native code gave up"),
+                # By the rank alone: test_how_a_rank_ended_is_told.
+                ("worker_raises", "SCRIPT_FAILED", 1, "ValueError: sample 9 of shard 3 is bad"),
+                (
+                    *("worker_exits", "SCRIPT_FAILED", 1),
+                    "exited unexpectedly: libshard: shard 3 has no index",
+                ),
+            ]
         ),
     ],
 )

@@ -38,7 +38,8 @@ from tests.sites.test_worker_layouts import write_plan
 LAYOUTS = ["fsdp3", "tp", "hsdp", "ep", "pp", "ddp", "lone", "lone-tp", "lone-pp"]
 DILOCO = OuterOptimizer(lr=0.7, momentum=0.9, ramp_steps=5)
 CASES = [
-    ("ddp", "fsdp2", 3, DILOCO),
+    ("lone", "fsdp2", 3, DILOCO),
+    pytest.param("ddp", "fsdp2", 3, DILOCO, marks=pytest.mark.exhaustive),
     pytest.param("fsdp2", "fsdp2", 1, DILOCO, marks=pytest.mark.exhaustive),
     pytest.param("ddp", "ddp", 3, None, marks=pytest.mark.exhaustive),
     *(
@@ -182,11 +183,10 @@ STREAMED = ["regime.kind=streaming", *SYNC_EVERY[1:], "regime.fragments=2", "reg
 @pytest.mark.parametrize(
     ("layouts", "more", "steps"),
     [
-        (("ddp", "fsdp2"), SYNC_EVERY, [4]),
-        pytest.param(("ddp", "fsdp2"), STREAMED, [4, 5], marks=pytest.mark.exhaustive),
+        (("lone", "fsdp2"), SYNC_EVERY, [4]),
         *(
             pytest.param(each, *case, marks=pytest.mark.exhaustive)
-            for each in [("pp", "tp"), ("hsdp", "ep"), ("lone", "fsdp3")]
+            for each in [("ddp", "fsdp2"), ("pp", "tp"), ("hsdp", "ep"), ("lone", "fsdp3")]
             for case in [(SYNC_EVERY, [4]), (STREAMED, [4, 5])]
         ),
     ],
@@ -281,7 +281,14 @@ def test_a_resumed_run_saves_at_the_same_steps_with_the_same_bits(
 @pytest.mark.multiprocess
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "after", [("ddp", "fsdp2", "lone"), pytest.param(("fsdp3",), marks=pytest.mark.exhaustive)]
+    "after",
+    [
+        ("lone", "ddp", "lone"),
+        *(
+            pytest.param(each, marks=pytest.mark.exhaustive)
+            for each in [("ddp", "fsdp2", "lone"), ("fsdp3",)]
+        ),
+    ],
 )
 def test_another_number_of_sites_goes_on(tmp_path: Path, after: tuple[str, ...]) -> None:
     whole = saved.run(tmp_path / "whole", ("fsdp2", "lone"), more=SYNC_EVERY)

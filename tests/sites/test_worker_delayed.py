@@ -60,7 +60,8 @@ def test_two_layouts_train_as_one_process_does_a_step_late(
 @pytest.mark.parametrize(
     "layouts",
     [
-        ("ddp", "fsdp2"),
+        ("lone", "fsdp2"),
+        pytest.param(("ddp", "fsdp2"), marks=pytest.mark.exhaustive),
         pytest.param(("pp",), marks=pytest.mark.exhaustive),
         pytest.param(("ep", "hsdp"), marks=pytest.mark.exhaustive),
         pytest.param(("tp", "lone"), marks=pytest.mark.exhaustive),

@@ -96,7 +96,14 @@ def test_a_lost_gateway_ends_its_ranks_and_is_suspected_by_the_others(tmp_path: 
 
 @pytest.mark.parametrize(
     "program",
-    [programs.train, train_sharded, pytest.param(train_plain, marks=pytest.mark.exhaustive)],
+    [
+        programs.train,
+        # Shards with gateways that ship: tests/sites/test_worker_layouts.py, tests/conformance.
+        *(
+            pytest.param(each, marks=pytest.mark.exhaustive)
+            for each in (train_sharded, train_plain)
+        ),
+    ],
     ids=lambda p: p.__name__,
 )
 def test_under_a_codec_that_rounds_sites_stay_equal(tmp_path: Path, program: Program) -> None:
