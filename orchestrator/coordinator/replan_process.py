@@ -2,20 +2,23 @@
 
 Planning keeps a processor busy for seconds.
 
-stdin has one JSON object, `Question`; stdout has a line for the best other trees as soon as they
-are known, and one for what a launch with a new plan would give.
+stdin has one line, `Question`; stdout has SwitchPlanned as soon as it is known, then
+RelaunchPlanned; or PlanningFailed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from isthmus.orchestrator.coordinator.replan_question import Question
+from isthmus.orchestrator.core.replan_machine import (
+    PlanningFailed,
+    RelaunchPlanned,
+    SwitchPlanned,
+)
 from isthmus.topology.documents.placement import restricted
 from isthmus.topology.documents.run_decisions import decide_reduction
 from isthmus.topology.planner.reductions import named
@@ -29,7 +32,8 @@ from isthmus.topology.spec.codec_names import rungs
 from isthmus.topology.spec.epoch import Epoch
 from isthmus.topology.spec.errors import ConfigError
 from isthmus.topology.spec.job import Job, Placed, Reduction
-from isthmus.topology.spec.json_fields import read_json, to_json
+from isthmus.topology.spec.json_fields import Message
+from isthmus.topology.spec.json_lines import Kinds, line_of
 from isthmus.topology.spec.measured_links import with_measured
 from isthmus.topology.spec.reduction_plan import among, has_same_turns
 from isthmus.topology.spec.run_spec import CodedPlan, RunSpec
@@ -39,12 +43,13 @@ from isthmus.topology.trees.codec_costs import RELATIVE_ERRORS
 
 _NICE = 10
 """It may share its machine with ranks."""
+_QUESTIONS: Kinds[Question] = Kinds("coordinator to replanning", Question)
 
 
 def main() -> int:
     """Answer the question on stdin. 0 if both lines could be written."""
     os.nice(_NICE)
-    asked = read_json(Question, json.loads(sys.stdin.readline()))
+    asked = _QUESTIONS.read(sys.stdin.buffer.readline())
     spec, epoch = asked.spec, asked.epoch
     figures = {(each.source, each.target): each.figures for each in asked.drifted}
     measured = with_measured(asked.described, figures, asked.at)
@@ -73,21 +78,20 @@ def main() -> int:
         if least is not None and not asked.keeps_codecs:
             switch = on_best_rung(job, here, spec.chunk_bytes, switch, rungs(own, least))
         _say(
-            {
-                "op": "switch",
-                "form": switch.form,
-                "reduction": to_json(_decided(spec, epoch, switch.reduction, switch.codec)),
-                "before_s": switch.before_s,
-                "after_s": switch.after_s,
-                "other_codec": switch.codec if switch.codec != present else "",
-                "divides": divides,
-                "is_more_exact": RELATIVE_ERRORS[switch.codec] < RELATIVE_ERRORS[present],
-            }
+            SwitchPlanned(
+                form=switch.form,
+                reduction=_decided(spec, epoch, switch.reduction, switch.codec),
+                before_s=switch.before_s,
+                after_s=switch.after_s,
+                other_codec=switch.codec if switch.codec != present else "",
+                divides=divides,
+                is_more_exact=RELATIVE_ERRORS[switch.codec] < RELATIVE_ERRORS[present],
+            )
         )
         if epoch.members == spec.site_names:
-            _say({"op": "relaunch", "step_s": relaunched_s(job, measured)})
+            _say(RelaunchPlanned(step_s=relaunched_s(job, measured)))
     except ConfigError as error:
-        _say({"op": "failed", "why": error.problems[0].message})
+        _say(PlanningFailed(why=error.problems[0].message))
         return 1
     return 0
 
@@ -139,9 +143,9 @@ def _with_codec(job: Job, codec: str) -> Job:
     return dataclasses.replace(job, exchange=dataclasses.replace(job.exchange, codec=codec))
 
 
-def _say(message: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
+def _say(message: Message) -> None:
+    sys.stdout.buffer.write(line_of(message))
+    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from isthmus.topology.spec.epoch import Epoch
+from isthmus.topology.spec.json_fields import Message
 from isthmus.topology.spec.measured_links import LinkFigures
 from isthmus.topology.spec.run_spec import RunSpec
 from isthmus.topology.spec.world import Topology
@@ -29,8 +30,7 @@ class Divided:
     """Measured seconds that each of them computes for its present part of a step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(Message):
     """What a plan is made of."""
 
     spec: RunSpec

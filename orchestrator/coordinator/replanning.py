@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -29,11 +28,12 @@ from isthmus.orchestrator.core.replan_machine import (
 from isthmus.orchestrator.core.run_events import RecordEvent, TreesWanted
 from isthmus.protos import metrics
 from isthmus.protos.control.v1 import control_pb2
+from isthmus.protos.errors import RemoteProtocolError
 from isthmus.protos.failure import reason_of
 from isthmus.protos.own_processes import leashed, own_command
 from isthmus.topology.spec.epoch import Epoch
-from isthmus.topology.spec.json_fields import read_json, to_json
-from isthmus.topology.spec.run_spec import CodedPlan, RunSpec
+from isthmus.topology.spec.json_lines import Kinds, line_of
+from isthmus.topology.spec.run_spec import RunSpec
 from isthmus.topology.spec.world import Topology
 
 MODULE = "isthmus.orchestrator.coordinator.replan_process"
@@ -44,6 +44,7 @@ LINE_BYTES = 4 << 20
 log = logging.getLogger(__name__)
 
 Answer = SwitchPlanned | RelaunchPlanned | PlanningFailed
+_ANSWERS: Kinds[Answer] = Kinds("replanning to coordinator", Answer, RemoteProtocolError)
 Record = Callable[[EventKind, str, dict[str, Any]], None]
 """Writes an event: kind, site, detail."""
 
@@ -152,7 +153,7 @@ class Replanner:
             log.exception("a plan was not made again, by a mistake of ours")
             why = reason_of(error)
         if why:
-            self._on_answer(PlanningFailed(why))
+            self._on_answer(PlanningFailed(why=why))
 
     async def _read_answers(self, asked: PlanAgain) -> str:
         """Pass on what the process says; return why it said no more, or nothing."""
@@ -165,11 +166,11 @@ class Replanner:
         try:
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write(json.dumps(to_json(self._question(asked))).encode() + b"\n")
+            process.stdin.write(line_of(self._question(asked)))
             process.stdin.close()
             why, is_answered = "", False
             while line := await process.stdout.readline():
-                answer = answer_from(json.loads(line))
+                answer = _ANSWERS.read(line)
                 why = answer.why if isinstance(answer, PlanningFailed) else ""
                 if not why:
                     is_answered = True
@@ -203,15 +204,3 @@ class Replanner:
             keeps_codecs=asked.keeps_codecs,
             at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-
-
-def answer_from(message: dict[str, Any]) -> Answer:
-    """Return what a line of the process says."""
-    match message.pop("op"):
-        case "switch":
-            reduction = read_json(CodedPlan, message.pop("reduction"))
-            return SwitchPlanned(reduction=reduction, **message)
-        case "relaunch":
-            return RelaunchPlanned(message["step_s"])
-        case _:
-            return PlanningFailed(str(message["why"]))

@@ -32,6 +32,7 @@ from isthmus.orchestrator.core.run_events import EpochBegun, RecordEvent, TreesE
 from isthmus.orchestrator.core.speed_watch import Division, SpeedWatch
 from isthmus.protos import metrics
 from isthmus.topology.spec.epoch import Epoch
+from isthmus.topology.spec.json_fields import Message
 from isthmus.topology.spec.measured_links import LinkFigures
 from isthmus.topology.spec.run_spec import CodedPlan, RunSpec
 from isthmus.topology.spec.units import format_duration
@@ -64,8 +65,7 @@ class SiteStepped:
     values: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchPlanned:
+class SwitchPlanned(Message):
     """The best reduction over the links as they are."""
 
     form: str
@@ -81,15 +81,13 @@ class SwitchPlanned:
     """The batch is divided as was asked; else as it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class RelaunchPlanned:
+class RelaunchPlanned(Message):
     """The predicted seconds of a step if everything were decided anew."""
 
     step_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PlanningFailed:
+class PlanningFailed(Message):
     """There is no plan."""
 
     why: str

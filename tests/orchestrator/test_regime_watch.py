@@ -30,7 +30,7 @@ SPEC = dataclasses.replace(spec_of(Job(name="j", topology=""), topology(2), SETT
 BUSY_S, HIDDEN_S = 1.0, 0.4
 """Of a step, and of it the time behind which sync hides an exchange."""
 BETTER = SwitchPlanned(form="star at b", reduction=SPEC.reduction, before_s=4.0, after_s=1.0)
-FAILED = PlanningFailed("the script's model is not described")
+FAILED = PlanningFailed(why="the script's model is not described")
 
 
 class World:

@@ -312,9 +312,9 @@ def test_what_was_planned_for_others_is_void() -> None:
 def test_people_are_told_what_only_a_relaunch_would_bring() -> None:
     world = World()
     wanted = world.want()
-    assert world.tell(RelaunchPlanned(0.46)) == []
+    assert world.tell(RelaunchPlanned(step_s=0.46)) == []
     world.begin(wanted)
-    (told,) = world.tell(RelaunchPlanned(0.4))
+    (told,) = world.tell(RelaunchPlanned(step_s=0.4))
     assert isinstance(told, RecordEvent)
     assert told.detail["note"] == (
         "relaunching with a new plan would give 400ms a step instead of 500ms"

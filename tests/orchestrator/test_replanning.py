@@ -176,5 +176,5 @@ def test_a_process_that_says_nothing_has_failed(monkeypatch: pytest.MonkeyPatch)
         "isthmus.orchestrator.coordinator.replanning.MODULE", "keyword"
     )  # of Python: does nothing
     one = spec()
-    failed = PlanningFailed("its process ended with status 0")
+    failed = PlanningFailed(why="its process ended with status 0")
     assert answers(PlanAgain(first(one), CUT), 1, one) == [failed]
