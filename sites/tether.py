@@ -2,9 +2,9 @@
 
 Usage: python -m isthmus.sites.tether
 
-1. It prints GREETING and a line of JSON: versions, so that the other end can refuse.
-2. It reads one line of JSON: {"folder", "files", "env", "command", "silence_s"}. Secrets come this
-   way, and never on a command line. FOLDER/credentials holds the files, for as long as it lives.
+1. It prints GREETING and Versions (topology/spec/tether_messages.py), so that the other end can
+   refuse.
+2. It reads one line, Spec. Secrets come this way, and never on a command line.
 3. It runs the command. Both of its streams go to this process's own.
 4. When stdin ends, or says nothing for `silence_s`, it ends the command, and then itself. It does
    so too on SIGTERM, SIGINT and SIGHUP. It depends on none of them: who kills an SSH client leaves
@@ -15,10 +15,8 @@ One command runs in a folder at a time: the later one ends the former.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import fcntl
-import json
 import os
 import select
 import shutil
@@ -28,7 +26,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from isthmus.protos.failure import text_of
 from isthmus.protos.private_files import UnsafeFileError, keep_private, private_folder, users_umask
@@ -41,13 +38,10 @@ from isthmus.protos.versions import (
     build,
 )
 from isthmus.sites.leash import die_with_parent
+from isthmus.topology.spec.json_lines import Kinds, line_of
+from isthmus.topology.spec.tether_messages import CREDENTIALS, FOLDER, GREETING, Spec, Versions
 
-GREETING = "isthmus-tether "
-"""Begins the line that says that this has started. Login shells may have printed before."""
-CREDENTIALS = "credentials"
 LOCK = "tether.lock"
-FOLDER_MARK = "{folder}"
-"""Stands for the folder in the command and in the environment."""
 FORMER_S = 5.0
 """A former one may take so much longer than its command."""
 SPEC_S = 60.0
@@ -59,24 +53,27 @@ class TetherError(Exception):
     """What was asked for cannot be started here; in one line."""
 
 
+SPECS: Kinds[Spec] = Kinds("launcher to tether", Spec, TetherError, on_unknown=lambda _: None)
+
+
 def main() -> int:
     """Greet, read what to run, run it; return its exit status, 128 and more for a signal."""
-    versions = {
-        "build": build(),
-        "control": [CONTROL_PROTOCOL_MIN, CONTROL_PROTOCOL_MAX],
-        "exchange": [EXCHANGE_PROTOCOL_MIN, EXCHANGE_PROTOCOL_MAX],
-    }
+    versions = Versions(
+        build=build(),
+        control=(CONTROL_PROTOCOL_MIN, CONTROL_PROTOCOL_MAX),
+        exchange=(EXCHANGE_PROTOCOL_MIN, EXCHANGE_PROTOCOL_MAX),
+    )
     ended = Ended()
-    _say(f"{GREETING}{json.dumps(versions)}")
+    _say(f"{GREETING}{line_of(versions).decode().rstrip()}")
     try:
         spec = _read_spec()
         if spec is None:
             return 0
         keep_private()
-        folder = Path(spec["folder"]).expanduser().absolute()
+        folder = Path(spec.folder).expanduser().absolute()
         private_folder(folder)
         os.chdir(folder)  # it keeps no other one busy, and tells people what this is
-        terminate_s = save_within_s({**os.environ, **spec["env"]}) + LEAVE_S
+        terminate_s = save_within_s({**os.environ, **spec.env}) + LEAVE_S
         with _locked(folder, terminate_s + FORMER_S):
             return _run(spec, folder, ended, terminate_s)
     except (TetherError, SaveTimeError, UnsafeFileError, OSError) as error:
@@ -96,7 +93,7 @@ class Ended:
         self.signum = signum
 
 
-def _read_spec() -> dict[str, Any] | None:
+def _read_spec() -> Spec | None:
     """Return what to run; None: the other end does not want it after all."""
     line = bytearray()
     deadline_s = time.monotonic() + SPEC_S
@@ -110,10 +107,7 @@ def _read_spec() -> dict[str, Any] | None:
         line += read
         if len(line) > SPEC_BYTES:
             raise TetherError("what to run is too long")
-    spec = json.loads(line)
-    if not isinstance(spec, dict):
-        raise TetherError("want a JSON object")
-    return spec
+    return SPECS.read(bytes(line))
 
 
 @contextlib.contextmanager
@@ -158,29 +152,29 @@ def _lock(path: Path) -> int | None:
     return None
 
 
-def _run(spec: dict[str, Any], folder: Path, ended: Ended, terminate_s: float) -> int:
+def _run(spec: Spec, folder: Path, ended: Ended, terminate_s: float) -> int:
     """Run the command to its end, or to that of stdin. The credentials go with it."""
     credentials = folder / CREDENTIALS
     shutil.rmtree(credentials, ignore_errors=True)  # of one that was killed
     try:
         credentials.mkdir(mode=0o700)
-        for name, content in spec["files"].items():
+        for name, content in spec.files.items():
             path = credentials / name
             if path.parent != credentials:
                 raise TetherError(f"{name!r} is not the name of a file")
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
-                file.write(base64.b64decode(content))
+                file.write(content)
         return _supervise(spec, folder, ended, terminate_s)
     finally:
         shutil.rmtree(credentials, ignore_errors=True)
 
 
-def _supervise(spec: dict[str, Any], folder: Path, ended: Ended, terminate_s: float) -> int:
-    placed = {name: value.replace(FOLDER_MARK, str(folder)) for name, value in spec["env"].items()}
+def _supervise(spec: Spec, folder: Path, ended: Ended, terminate_s: float) -> int:
+    placed = {name: value.replace(FOLDER, str(folder)) for name, value in spec.env.items()}
     own_pid = os.getpid()
     process = subprocess.Popen(
-        [word.replace(FOLDER_MARK, str(folder)) for word in spec["command"]],
+        [word.replace(FOLDER, str(folder)) for word in spec.command],
         env={**os.environ, **placed},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
@@ -190,7 +184,7 @@ def _supervise(spec: dict[str, Any], folder: Path, ended: Ended, terminate_s: fl
     )
     heard_s = time.monotonic()
     while process.poll() is None:
-        if ended.signum or time.monotonic() - heard_s > spec["silence_s"]:
+        if ended.signum or time.monotonic() - heard_s > spec.silence_s:
             break
         if select.select([0], [], [], POLL_S)[0]:
             if not os.read(0, 4096):

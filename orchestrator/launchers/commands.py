@@ -10,12 +10,12 @@ from isthmus.orchestrator.coordinator.local_agents import AGENT, agent_arguments
 from isthmus.orchestrator.launchers.launcher import Launcher
 from isthmus.orchestrator.launchers.local import LocalLauncher
 from isthmus.orchestrator.launchers.slurm import SAVE_S
-from isthmus.orchestrator.launchers.tethered import CREDENTIALS, Spec
 from isthmus.protos.carried_secrets import carried_secrets
 from isthmus.protos.identities import AGENT as AGENT_ROLE
 from isthmus.protos.identities import COORDINATOR, GATEWAY
 from isthmus.protos.own_processes import own_command
 from isthmus.protos.save_time import SAVE_WITHIN, SAVE_WITHIN_S, save_within_s
+from isthmus.topology.spec.tether_messages import CREDENTIALS, FOLDER, Spec
 from isthmus.topology.spec.world import Launcher as Described
 from isthmus.topology.spec.world import Site, Topology
 
@@ -23,6 +23,7 @@ REMOTE_FOLDER = "~/.local/state/isthmus/up"
 REMOTE_PYTHON = "python3"
 GREET_S = 60.0
 QUEUE_S = 7 * 86400.0
+_CREDENTIALS = f"{FOLDER}/{CREDENTIALS}"
 """Longest wait in Slurm's queue; `up --timeout` limits how long a person waits."""
 
 
@@ -71,12 +72,12 @@ def agent_spec(topology: Topology, site: Site, address: str, folder: Path) -> Sp
         UnsafeFileError: a secret can be read by others.
     """
     files, env = carried_secrets(
-        [f"{site.name}.{AGENT_ROLE}", f"{site.name}.{GATEWAY}"], CREDENTIALS
+        [f"{site.name}.{AGENT_ROLE}", f"{site.name}.{GATEWAY}"], _CREDENTIALS
     )
     arguments = agent_arguments(topology, site.name, address, Path("state"), site.launcher.kind)
     return Spec(
         folder=folder_at(topology, site.launcher, site.name, folder / "sites" / site.name),
-        command=own_command(AGENT, *arguments, python=python_at(site.launcher)),
+        command=tuple(own_command(AGENT, *arguments, python=python_at(site.launcher))),
         files=files,
         env={**env, SAVE_WITHIN: f"{save_s(site.launcher):g}"},
         silence_s=topology.failure.coordinator_within_s,
@@ -100,14 +101,14 @@ def coordinator_spec(
         UnsafeFileError: a secret can be read by others.
     """
     described = coordinator_launcher(topology)
-    files, env = carried_secrets([COORDINATOR], CREDENTIALS)
+    files, env = carried_secrets([COORDINATOR], _CREDENTIALS)
     return Spec(
         folder=folder_at(topology, described, COORDINATOR, folder / COORDINATOR),
-        command=[
+        command=(
             *own_command("isthmus.orchestrator.coordinator", python=python_at(described)),
-            *("--topology", f"{CREDENTIALS}/topology.yaml", "--state", "state", "--bind", bind),
+            *("--topology", f"{_CREDENTIALS}/topology.yaml", "--state", "state", "--bind", bind),
             *(word for override in overrides for word in ("--set", override)),
-        ],
+        ),
         files={**files, "topology.yaml": text.encode()},
         env=env,
         silence_s=topology.failure.coordinator_within_s,

@@ -25,12 +25,13 @@ from isthmus.orchestrator.launchers.standing import (
     Part,
     Standing,
 )
-from isthmus.orchestrator.launchers.tethered import BEAT_S, Spec, start
+from isthmus.orchestrator.launchers.tethered import BEAT_S, start
 from isthmus.orchestrator.run_folder.rotated_lines import Limits, PartWriter
 from isthmus.orchestrator.run_folder.run_files import Failing
 from isthmus.protos.errors import IsthmusError
 from isthmus.protos.failure import text_of
 from isthmus.protos.save_time import LEAVE_S, SAVE_WITHIN_S
+from isthmus.topology.spec.tether_messages import Spec
 
 LOG_LIMITS = Limits(part_bytes=16 << 20, num_parts=4)
 KEPT_LINES = 20

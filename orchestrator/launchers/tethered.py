@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from isthmus.orchestrator.launchers.launcher import Launcher, LaunchError, Stream
 from isthmus.protos.failure import text_of
@@ -20,44 +17,17 @@ from isthmus.protos.versions import (
     build,
     negotiate,
 )
+from isthmus.topology.spec.json_lines import Kinds, line_of
+from isthmus.topology.spec.tether_messages import GREETING, Spec, Versions
 
 TETHER = "isthmus.sites.tether"
-GREETING = "isthmus-tether "
-"""Equal to that in sites/tether.py; the two modules share no code."""
-FOLDER = "{folder}"
-CREDENTIALS = f"{FOLDER}/credentials"
 GREETING_LINES = 1000
 """Limit on the lines that a login shell prints before the greeting."""
 BEAT_S = 5.0
 """Interval of heartbeats to the other end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
-    """The command of a tether. FOLDER in command and environment stands for `folder` over there."""
-
-    folder: str
-    """Working folder on the other machine; `~` is the user's home there."""
-    command: Sequence[str]
-    files: Mapping[str, bytes]
-    """Secrets and documents by name; they are in CREDENTIALS, readable by the user only, while the
-    command lives."""
-    env: Mapping[str, str]
-    silence_s: float
-    """Silence after which the other end ends by itself."""
-
-    def line(self) -> bytes:
-        """Return the spec as a line for the tether."""
-        written = {
-            "folder": self.folder,
-            "command": list(self.command),
-            "files": {
-                name: base64.b64encode(content).decode() for name, content in self.files.items()
-            },
-            "env": dict(self.env),
-            "silence_s": self.silence_s,
-        }
-        return json.dumps(written).encode() + b"\n"
+_VERSIONS: Kinds[Versions] = Kinds(
+    "tether to launcher", Versions, lambda _: _other_version("unknown"), on_unknown=lambda _: None
+)
 
 
 async def start(launcher: Launcher, spec: Spec, greet_s: float) -> Stream:
@@ -70,7 +40,7 @@ async def start(launcher: Launcher, spec: Spec, greet_s: float) -> Stream:
     try:
         async with asyncio.timeout(greet_s):
             check_versions(await _greeted(stream, launcher.python))
-            await stream.write(spec.line())
+            await stream.write(line_of(spec))
     except TimeoutError as error:
         await stream.abandon()
         message = f"{launcher.python} has not started isthmus within {greet_s:g} s"
@@ -144,19 +114,13 @@ def check_versions(greeting: str) -> None:
     Raises:
         LaunchError: there is no common version.
     """
-    try:
-        theirs = json.loads(greeting)
-        control = tuple(int(each) for each in theirs["control"])
-        exchange = tuple(int(each) for each in theirs["exchange"])
-        their_build = str(theirs["build"])
-        agreed = [
-            negotiate((CONTROL_PROTOCOL_MIN, CONTROL_PROTOCOL_MAX), (control[0], control[1])),
-            negotiate((EXCHANGE_PROTOCOL_MIN, EXCHANGE_PROTOCOL_MAX), (exchange[0], exchange[1])),
-        ]
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise _other_version("unknown") from error
+    theirs = _VERSIONS.read(greeting.encode())
+    agreed = [
+        negotiate((CONTROL_PROTOCOL_MIN, CONTROL_PROTOCOL_MAX), theirs.control),
+        negotiate((EXCHANGE_PROTOCOL_MIN, EXCHANGE_PROTOCOL_MAX), theirs.exchange),
+    ]
     if None in agreed:
-        raise _other_version(their_build)
+        raise _other_version(theirs.build)
 
 
 def _other_version(theirs: str) -> LaunchError:

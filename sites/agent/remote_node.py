@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import itertools
 import logging
@@ -276,8 +275,7 @@ class RemoteNode:
         """Give the node what it lacks of the run's carried folder."""
         while missing := await self._stage(MissingBlobs(id=next(self._ids))):
             for part in blobs.parts(missing):
-                written = base64.b64encode(part.SerializeToString()).decode()
-                await self._stage(TakeBlob(id=next(self._ids), part=written))
+                await self._stage(TakeBlob(id=next(self._ids), part=part.SerializeToString()))
 
     async def start_gateways(self) -> list[GatewayEndpoint]:
         """Start the node's gateways and return their addresses for other sites."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import os
 import socket
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -137,13 +136,13 @@ class SiteProcesses:
         node_order = NodeOrder(
             site=order.site.name,
             node=node,
-            prepare=base64.b64encode(self._prepare.SerializeToString()).decode(),
+            prepare=self._prepare.SerializeToString(),
             state=str(self._place.state.resolve()),
             bind_host=self._place.bind_host if binds_alike else self._bound(place),
             dialled_host=self._dialled_host(place),
             inside_host=place.host,
             cwd=str(Path.cwd()),
-            files={name: base64.b64encode(content).decode() for name, content in files.items()},
+            files=files,
             env=env,
             build=build(),
             lease_s=timeouts.lease_s,

@@ -9,7 +9,6 @@ client sends none to the remote processes.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import functools
 import logging
@@ -134,7 +133,7 @@ def _secrets(order: NodeOrder) -> Iterator[None]:
             path = Path(folder, name)
             if path.parent != Path(folder):
                 raise ValueError(f"{name!r} is not the name of a file")
-            path.write_bytes(base64.b64decode(content))  # the umask keeps it private
+            path.write_bytes(content)  # the umask keeps it private
         for name, value in order.env.items():
             os.environ[name] = value.replace("{folder}", folder)
         yield
@@ -226,7 +225,7 @@ class _Service:
                 return await asyncio.to_thread(missing_of, self._blobs, spec)
             case TakeBlob():
                 try:
-                    part = BlobPart.FromString(base64.b64decode(call.part))
+                    part = BlobPart.FromString(call.part)
                     await asyncio.to_thread(self._blobs.take, part)
                 except (IsthmusError, DecodeError) as error:
                     raise SiteError("CORRUPT_DATA", f"a carried file: {text_of(error)}") from error
@@ -262,7 +261,7 @@ class _Service:
     @functools.cached_property
     def _run(self) -> tuple[Prepare, RunSpec]:
         """The run, as the coordinator has sent it to the agent."""
-        prepare = Prepare.FromString(base64.b64decode(self._order.prepare))
+        prepare = Prepare.FromString(self._order.prepare)
         return prepare, read_spec(prepare, self._order.site)
 
     async def _prepared(self) -> Supervisor:

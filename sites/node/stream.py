@@ -33,8 +33,8 @@ class NodeOrder(Message):
 
     site: str
     node: int
-    prepare: str
-    """The coordinator's Prepare, serialised, in base64."""
+    prepare: bytes
+    """The coordinator's Prepare, serialised."""
     state: str
     """Path of the agent's state folder, also used on the node, shared or not."""
     bind_host: str | None
@@ -43,8 +43,8 @@ class NodeOrder(Message):
     """Host by which the site's other nodes reach this one; None: all are on one machine."""
     cwd: str
     """The agent's working directory; ranks start there if the node has it."""
-    files: Mapping[str, str]
-    """Secret files by name, in base64; empty if the node reads the agent's files."""
+    files: Mapping[str, bytes]
+    """Secret files by name; empty if the node reads the agent's files."""
     env: Mapping[str, str]
     """Environment variables added for ranks and gateways."""
     build: str
@@ -81,8 +81,8 @@ class MissingBlobs(Call[tuple[str, ...]]):
 class TakeBlob(Call[None]):
     """Gives the node a part of a blob."""
 
-    part: str
-    """BlobPart, serialised, in base64."""
+    part: bytes
+    """BlobPart, serialised."""
 
 
 class StartGateways(Call[tuple[Address, ...]]):

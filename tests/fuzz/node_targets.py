@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -44,13 +43,13 @@ T = TypeVar("T")
 ORDER = NodeOrder(
     site="a",
     node=1,
-    prepare=base64.b64encode(b"\x0a\x01r").decode(),
+    prepare=b"\x0a\x01r",
     state="/state",
     bind_host=None,
     dialled_host="10.0.0.8",
     inside_host="10.0.0.8",
     cwd="/",
-    files={"token": base64.b64encode(b"secret").decode()},
+    files={"token": b"secret"},
     env={"ISTHMUS_TOKEN_FILE": "{folder}/token"},
     build="0.1.0",
     lease_s=1.0,

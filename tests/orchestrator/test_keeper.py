@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,21 +15,22 @@ from isthmus.orchestrator.launchers.keeper import Keeper, Kept
 from isthmus.orchestrator.launchers.launcher import LaunchError
 from isthmus.orchestrator.launchers.restarts import Restarts
 from isthmus.orchestrator.launchers.standing import FAILED, RESTARTING, STARTING, UP, Standing, read
-from isthmus.orchestrator.launchers.tethered import GREETING, Spec
 from isthmus.protos.versions import (
     CONTROL_PROTOCOL_MAX,
     CONTROL_PROTOCOL_MIN,
     EXCHANGE_PROTOCOL_MAX,
     EXCHANGE_PROTOCOL_MIN,
 )
+from isthmus.topology.spec.json_lines import line_of
+from isthmus.topology.spec.tether_messages import GREETING, Spec, Versions
 from tests.fakes.waiting import until
 
 DEADLINE_S = 20.0
-VERSIONS = {
-    "build": "test",
-    "control": [CONTROL_PROTOCOL_MIN, CONTROL_PROTOCOL_MAX],
-    "exchange": [EXCHANGE_PROTOCOL_MIN, EXCHANGE_PROTOCOL_MAX],
-}
+VERSIONS = Versions(
+    build="test",
+    control=(CONTROL_PROTOCOL_MIN, CONTROL_PROTOCOL_MAX),
+    exchange=(EXCHANGE_PROTOCOL_MIN, EXCHANGE_PROTOCOL_MAX),
+)
 
 
 class FakeStream:
@@ -38,7 +38,7 @@ class FakeStream:
 
     def __init__(self) -> None:
         self.lines: asyncio.Queue[bytes] = asyncio.Queue()
-        self.say(GREETING + json.dumps(VERSIONS))
+        self.say(GREETING + line_of(VERSIONS).decode().rstrip())
         self._status = 0
 
     def say(self, line: str) -> None:
@@ -94,7 +94,7 @@ class World:
         self.kept = Kept(
             name="coordinator",
             launcher=self.launcher,
-            make_spec=lambda: Spec(folder="~", command=[], files={}, env={}, silence_s=60.0),
+            make_spec=lambda: Spec(folder="~", command=(), files={}, env={}, silence_s=60.0),
             ready=re.compile("joined"),
             greet_s=DEADLINE_S,
             log_path=folder / "part.log",

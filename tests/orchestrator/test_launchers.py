@@ -10,8 +10,10 @@ from isthmus.orchestrator.launchers.launcher import LaunchError
 from isthmus.orchestrator.launchers.restarts import LONGEST_S, WITHIN_S, Restarts
 from isthmus.orchestrator.launchers.slurm import allocation
 from isthmus.orchestrator.launchers.ssh import parts_of_jump
-from isthmus.orchestrator.launchers.tethered import GREETING, Spec, check_versions, diagnosed
-from isthmus.sites import tether
+from isthmus.orchestrator.launchers.tethered import check_versions, diagnosed
+from isthmus.sites.tether import SPECS
+from isthmus.topology.spec.json_lines import line_of
+from isthmus.topology.spec.tether_messages import Spec
 from isthmus.topology.spec.world import Launcher
 
 
@@ -39,7 +41,7 @@ def test_what_a_site_said_instead_of_a_greeting_is_understood(
 @pytest.mark.parametrize(
     "greeting",
     [
-        '{"build": "9.0", "control": [90, 91], "exchange": [90, 91]}',
+        '{"op": "versions", "build": "9.0", "control": [90, 91], "exchange": [90, 91]}',
         '{"build": "9.0", "control": [], "exchange": [1, 2]}',
         '{"build": "9.0"}',
         "[]",
@@ -52,18 +54,12 @@ def test_a_build_without_a_protocol_in_common_is_refused(greeting: str) -> None:
     assert raised.value.reason == "other_version"
 
 
-def test_both_ends_of_a_tether_greet_alike() -> None:
-    assert tether.GREETING == GREETING
-
-
 def test_secrets_stand_in_no_command() -> None:
     spec = Spec(
-        folder="~/x", command=["python"], files={"key": b"\x00secret"}, env={}, silence_s=1.0
+        folder="~/x", command=("python",), files={"key": b"\x00secret"}, env={}, silence_s=1.0
     )
-    line = spec.line()
-    assert line.endswith(b"\n")
-    assert b"\n" not in line[:-1]
-    assert json.loads(line)["files"] == {"key": "AHNlY3JldA=="}
+    assert json.loads(line_of(spec))["files"] == {"key": "AHNlY3JldA=="}
+    assert SPECS.read(line_of(spec)) == spec
 
 
 def test_restarts_come_later_each_time_and_never_end() -> None:

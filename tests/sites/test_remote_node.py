@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import dataclasses
 import sys
 from pathlib import Path
@@ -31,7 +30,7 @@ from tests.fakes.agent_bench import job_yaml, prepare, topology_yaml
 ORDER = NodeOrder(
     site="a",
     node=1,
-    prepare="",
+    prepare=b"",
     state="state",
     bind_host=None,
     dialled_host=None,
@@ -128,7 +127,7 @@ async def test_a_node_is_given_what_it_lacks_of_the_carried_folder(tmp_path: Pat
     message.run_spec = dataclasses.replace(spec, carried=carried).to_bytes()
     order = dataclasses.replace(
         ORDER,
-        prepare=base64.b64encode(message.SerializeToString()).decode(),
+        prepare=message.SerializeToString(),
         state=str(tmp_path / "there"),
         lease_s=30.0,
     )

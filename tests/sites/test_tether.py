@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from isthmus.sites.tether import CREDENTIALS, GREETING, LOCK
+from isthmus.sites.tether import LOCK
+from isthmus.topology.spec.json_lines import line_of
+from isthmus.topology.spec.tether_messages import CREDENTIALS, GREETING, Spec
 from tests.fakes.waiting import PROCESSES_S, wait_for
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
@@ -30,14 +30,14 @@ def tether(folder: Path, silence_s: float = 60.0) -> subprocess.Popen[bytes]:
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.readline().startswith(GREETING.encode())
-    spec = {
-        "folder": str(folder),
-        "files": {"key": base64.b64encode(b"secret").decode()},
-        "env": {"KEY": "{folder}/credentials/key"},
-        "command": [sys.executable, "-c", SLEEPER],
-        "silence_s": silence_s,
-    }
-    process.stdin.write(json.dumps(spec).encode() + b"\n")
+    spec = Spec(
+        folder=str(folder),
+        files={"key": b"secret"},
+        env={"KEY": "{folder}/credentials/key"},
+        command=(sys.executable, "-c", SLEEPER),
+        silence_s=silence_s,
+    )
+    process.stdin.write(line_of(spec))
     process.stdin.flush()
     said = process.stdout.readline()
     assert said == b"ready\n", said
@@ -105,16 +105,12 @@ def test_the_command_ends_with_a_tether_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_file_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
-    spec = {
-        "folder": str(tmp_path / "at"),
-        "files": {"../x": ""},
-        "env": {},
-        "command": ["true"],
-        "silence_s": 60.0,
-    }
+    spec = Spec(
+        folder=str(tmp_path / "at"), files={"../x": b""}, env={}, command=("true",), silence_s=60.0
+    )
     done = subprocess.run(
         [sys.executable, "-m", "isthmus.sites.tether"],
-        input=json.dumps(spec).encode() + b"\n",
+        input=line_of(spec),
         capture_output=True,
         check=False,
     )

@@ -20,15 +20,32 @@ class LookedAt(Message):
 
 class PassedOn(Message):
     message: Look | LookedAt
+    key: bytes = b""
 
 
-LINES: Kinds[Look | PassedOn] = Kinds("agent to node", Look | PassedOn)
+Said = Look | PassedOn
+LINES: Kinds[Said] = Kinds("agent to node", Said)
 
 
-@pytest.mark.parametrize("message", [Look(rank=3), PassedOn(message=LookedAt(stack=("a",)))])
-def test_a_line_is_read_as_the_message_that_was_written(message: Look | PassedOn) -> None:
+@pytest.mark.parametrize(
+    "message", [Look(rank=3), PassedOn(message=LookedAt(stack=("a",)), key=b"\x00secret")]
+)
+def test_a_line_is_read_as_the_message_that_was_written(message: Said) -> None:
     assert LINES.read(line_of(message)) == message
     assert message.op in {"look", "passed_on"}
+
+
+def test_fields_of_another_build_may_be_skipped() -> None:
+    unknown: list[str] = []
+    lines: Kinds[Said] = Kinds("launcher to tether", Said, on_unknown=unknown.append)
+    assert lines.read(b'{"op": "look", "rank": 3, "node": 1}') == Look(rank=3)
+    assert unknown == ["look.node"]
+
+
+def test_a_secret_is_not_in_the_error() -> None:
+    line = b'{"op": "passed_on", "message": {"op": "look", "rank": 1}, "key": "not base64!"}'
+    with pytest.raises(ConfigError, match=r"agent to node: passed_on\.key: want base64$"):
+        LINES.read(line)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Converts frozen dataclasses to JSON and back, by their annotations.
 
-Knows int, float, str, bool, a StrEnum, `X | None`, `tuple[X, ...]`, `tuple[X, Y]`,
+Knows int, float, str, bool, bytes (base64), a StrEnum, `X | None`, `tuple[X, ...]`, `tuple[X, Y]`,
 `Mapping[str, X]`, `Mapping[int, X]`, dataclasses of these, and unions of messages. `Any` is JSON
 that somebody else reads. `Annotated[int, most]`, or float, is a number from 0 to `most`;
 `Annotated[int, (least, most)]` one from `least`. Fields that a dataclass computes for itself
@@ -9,6 +9,8 @@ that somebody else reads. `Annotated[int, most]`, or float, is a number from 0 t
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import dataclasses
 import functools
 import json
@@ -60,6 +62,8 @@ def to_json(value: object, keeps: Keeps = lambda *_: True) -> Any:  # noqa: ANN4
         }
     if isinstance(value, tuple):
         return [to_json(item, keeps) for item in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
     if isinstance(value, Mapping):
         return {str(key): to_json(item, keeps) for key, item in value.items()}
     return value
@@ -132,6 +136,8 @@ class _Reader:
             if value not in list(kind):
                 raise _refused(where, f"one of {', '.join(kind)}", value)
             return kind(value)
+        if kind is bytes:
+            return _decoded(value, where)
         if kind is float and type(value) is int and abs(value) < 1 << 63:
             return float(value)
         if type(value) is not kind:
@@ -191,6 +197,13 @@ class _Reader:
         for key, item in value.items():
             read[_key(kinds[0], key, where)] = self.read(kinds[1], item, f"{where}.{key}")
         return read
+
+
+def _decoded(value: object, where: str) -> bytes:
+    with contextlib.suppress(ValueError):
+        if isinstance(value, str):
+            return base64.b64decode(value, validate=True)
+    raise ConfigError(f"{where}: want base64")  # without the value, which may be a secret
 
 
 def _key(kind: Any, key: object, where: str) -> str | int:  # noqa: ANN401 - any annotation
