@@ -440,7 +440,6 @@ def test_rounds_without_a_token_move_nothing(kind: str) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     site.attach(model, optimizer)
     loop = site._parts.regimes.loop
-    assert loop is not None
     before: list[torch.Tensor] = []
 
     def save(step: int) -> None:
@@ -635,7 +634,6 @@ def test_what_is_taken_over_goes_on_as_where_it_was_taken(device: str) -> None:
     assert all(map(torch.equal, own, locals_of(model.parameters())))
     train_sharded(model, optimizer, 1)
     loop = site._parts.regimes.loop
-    assert loop is not None
     assert loop.make_common()
     parameters = [local_of(each).clone() for each in model.parameters()]
     moments = deepcopy(optimizer.state_dict())
@@ -652,7 +650,6 @@ def test_what_is_taken_over_goes_on_as_where_it_was_taken(device: str) -> None:
             local_of(parameter).copy_(value)
     optimizer.load_state_dict(moments)
     loop = site._parts.regimes.loop
-    assert loop is not None
     targets = loop.to_load({path: (each.shape, each.dtype) for path, each in state.items()})
     for path, target in targets.items():
         write_whole(target, state[path])

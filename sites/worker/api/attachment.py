@@ -205,14 +205,12 @@ class Attachment:
                 "averages, torch.nn.utils.clip_grad_norm_ finds the norm in a hook that runs "
                 "after ours"
             )
-        loop = self._regimes.loop
-        return self._now.hook.norm() if loop is None else loop.norm()
+        return self._regimes.loop.norm(self._now.hook)
 
     def clip_grad_norm_(self, max_norm: float, loss_scale: float) -> float:
         """Scale the gradients down to a norm: `Site.clip_grad_norm_`."""
         norm = self.grad_norm() / loss_scale
-        if self._regimes.loop is not None:
-            self._regimes.loop.max_norm = max_norm
+        self._regimes.loop.note_clipping(max_norm)
         scale = max_norm / (norm + 1e-6)
         if not scale >= 1.0:  # not a number: then no gradient is one, as with torch's own
             for each in [] if self._now.hook is None else self._now.hook.gradients():

@@ -117,8 +117,7 @@ class Checkpointing:
 
     def _make_common(self, *, crosses: bool = True) -> bool:
         """Have the same state at all sites, for it is to be written; return whether it can be."""
-        loop = self._regimes.loop
-        return loop is None or loop.make_common(crosses=crosses)
+        return self._regimes.loop.make_common(crosses=crosses)
 
     def _mean_step_s(self, own_s: float) -> float:
         """Return how long steps take on average, the same at all ranks; `own_s`: here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 
 from torch import nn
@@ -56,12 +56,14 @@ class Regimes:
         self._numbers = numbers
         self._records = records
         self._regime = regime
-        self.loop: RegimeLoop | None = None
-        """What has averages cross between sites; None: gradients do, in the backward pass."""
+        self.loop = RegimeLoop()
+        """What a rank does about rounds, beside its hooks."""
         self._ladder: Ladder | None = None
         """The loop, where it may be another one in the end; None: the regime stays as it is."""
         self._make_loop: MakeLoop | None = None
         """Makes the loop of a regime that stays as it is; None: there is none to be made."""
+        steps.before_end = lambda step: self.loop.before_end(step)
+        steps.after_end = lambda: self.loop.after_end()
 
     # ---------------------------------------------------------------- what others ask
 
@@ -83,12 +85,11 @@ class Regimes:
 
     def global_parameters(self) -> AbstractContextManager[None]:
         """Return a context in which parameters are all sites': `Site.global_parameters`."""
-        return nullcontext() if self.loop is None else self.loop.global_parameters()
+        return self.loop.global_parameters()
 
     def take_rounds(self, own: Sequence[Round]) -> list[Round]:
         """Return the rounds by which a step has trained, given those of its gradients."""
-        landed = [] if self.loop is None else self.loop.take_rounds()
-        landing = self._steps.landing
+        landed, landing = self.loop.take_rounds(), self._steps.landing
         if self._ladder is not None and len(own) > 1:
             self._ladder.stay("two backward passes have synchronised in one step")
         is_lost = landing is not None and landing.is_passed_over
@@ -96,8 +97,7 @@ class Regimes:
 
     def finish(self) -> None:
         """Wait for what still crosses, at the end of a run."""
-        if self.loop is not None:
-            self.loop.finish()
+        self.loop.finish()
 
     # ---------------------------------------------------------------- whether it may change
 
@@ -184,17 +184,11 @@ class Regimes:
             undo.append(refuse_scaler(optimizers, scaler_refusal(self.now.kind)))
             self.loop = self._make_loop(self.now)
             self._note(self.now)
-        if self.loop is not None:
-            self._steps.before_end, self._steps.after_end = (
-                self.loop.before_end,
-                self.loop.after_end,
-            )
-            undo.append(self.loop.close)
-        return undo
+        return [*undo, self.loop.close]
 
     def end(self) -> None:
         """Forget what was attached."""
-        self.loop = self._ladder = self._make_loop = None
+        self.loop, self._ladder, self._make_loop = RegimeLoop(), None, None
 
     # ---------------------------------------------------------------- a loop
 

@@ -31,7 +31,9 @@ from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.exchange.rounds import Round
 from isthmus.sites.worker.exchange.sharding import laid_out_as, local_of
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
+from isthmus.sites.worker.layouts.gradient_hook import GradientHook
 from isthmus.sites.worker.regimes.guesses import Guesses, exchange
+from isthmus.sites.worker.regimes.loop import RegimeLoop
 from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
 
 if TYPE_CHECKING:
@@ -43,11 +45,13 @@ GRADIENT = "gradient/"
 """Before the names of parameters, in the path of a gradient that is to be applied."""
 
 
-class Delayed:
+class Delayed(RegimeLoop):
     """One rank's part. For the training thread.
 
-    It is also the `OuterState` of a checkpoint: the gradient that is still to be applied.
+    Its state is the gradient that is still to be applied.
     """
+
+    stays_inside = True
 
     def __init__(
         self,
@@ -77,6 +81,7 @@ class Delayed:
         Raises:
             TypeError: nobody knows how to look ahead by one of the optimizers.
         """
+        super().__init__()
         self._hook = hook
         self._buckets = buckets
         self._counts = counts
@@ -104,9 +109,6 @@ class Delayed:
         """The optimizer whose step goes on, and may have passes in it (a closure)."""
         self._norm = 0.0
         """The 2-norm of a gradient that came with the run's state."""
-        self.max_norm = math.inf
-        """To which the script clips gradients, as far as it is known."""
-        self._landed: list[Round] = []
         self._guesses: Guesses | None = None
         """At which passes compute; None: they do at the parameters."""
         if looks:
@@ -133,14 +135,10 @@ class Delayed:
         """Have passes compute at what parameters hold, too: what all sites have."""
         return nullcontext() if self._guesses is None else self._guesses.away()
 
-    def norm(self) -> float:
+    def norm(self, hook: GradientHook) -> float:
         """Return the 2-norm of the gradient in `p.grad`; 0: there is none."""
+        del hook  # it has had the site's own
         return self._norm if self._applied is None else self._applied.norm
-
-    def take_rounds(self) -> list[Round]:
-        """Return the rounds over sites that have landed since the last call."""
-        landed, self._landed = self._landed, []
-        return landed
 
     def before_end(self, step: int) -> None:
         """Note that the last optimizer has stepped: what is applied came in the backward pass."""

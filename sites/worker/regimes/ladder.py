@@ -20,9 +20,8 @@ goes on from it in another regime does what the others would do.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,6 +34,7 @@ from isthmus.sites.worker.exchange.run_regime import RunRegime
 from isthmus.sites.worker.exchange.site_averages import BucketAverages
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
 from isthmus.sites.worker.layouts.canonical import Agreed, GradientPlan
+from isthmus.sites.worker.layouts.gradient_hook import GradientHook
 from isthmus.sites.worker.regimes.delayed import GRADIENT
 from isthmus.sites.worker.regimes.loop import RegimeLoop
 from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from isthmus.sites.checkpoint.training_state import Forms, Tensors
 
 
-class Ladder:
+class Ladder(RegimeLoop):
     """A loop that is another one in each regime, and none in sync. For the training thread."""
 
     def __init__(
@@ -75,16 +75,16 @@ class Ladder:
             begun: called when another regime has begun.
             warn: tells people something.
         """
+        super().__init__()
         self._hook, self._buckets, self._regime = hook, buckets, regime
         self._averages = (across, inside)
         self._plans: list[tuple[Agreed, GradientPlan] | None] = [None, plan_inside]
         """How gradients cross in sync, which the others may yet have to tell; and inside the
         site."""
         self._make_loop, self._is_any, self._begun, self._warn = make_loop, is_any, begun, warn
-        self._loop: RegimeLoop | None = None
+        self._loop = RegimeLoop()
         self._is_ending = False
         """One more step of the present loop is needed for that."""
-        self._max_norm = math.inf
         self._why_not = ""
         """Why the run can have no other regime than sync; empty: it can."""
         self.own: Mapping[str, torch.Tensor] = hook.own
@@ -107,7 +107,7 @@ class Ladder:
 
     def _prepare(self) -> None:
         """Have the hook hand gradients to whom the present loop wants."""
-        place = 0 if self._loop is None else 1
+        place = int(self._loop.stays_inside)
         plan = self._plans[place]
         self._hook.average_by(self._averages[place])
         if plan is not None:  # else the others' state tells it
@@ -153,18 +153,16 @@ class Ladder:
         Raises:
             ScriptError: the run has another regime by now.
         """
-        if self._loop is not None:
+        if self._loop.stays_inside:
             raise ScriptError(scaler_refusal(self._regime.now.kind))
         self.stay("a GradScaler leaves out steps at one site and not at another")
 
     def _go_over(self, regime: Regime) -> None:
-        if self._loop is not None:
-            self._loop.close()
-        was_inside, self._regime.now, self._is_ending = self._loop is not None, regime, False
-        self._loop = None if regime.is_sync else self._make_loop(regime)
-        if self._loop is not None:
-            self._loop.max_norm = self._max_norm
-        if was_inside != (self._loop is not None):
+        self._loop.close()
+        was_inside, self._regime.now, self._is_ending = self._loop.stays_inside, regime, False
+        self._loop = RegimeLoop() if regime.is_sync else self._make_loop(regime)
+        self._loop.note_clipping(self.max_norm)
+        if was_inside != self._loop.stays_inside:
             self._move_watcher()
             self._prepare()
         self._begun(regime)
@@ -177,66 +175,54 @@ class Ladder:
 
     # ---------------------------------------------------------------- a loop
 
-    @property
-    def max_norm(self) -> float:
-        """To which the script clips gradients, as far as it is known."""
-        return self._max_norm
-
-    @max_norm.setter
-    def max_norm(self, norm: float) -> None:
-        self._max_norm = norm
-        if self._loop is not None:
-            self._loop.max_norm = norm
+    def note_clipping(self, max_norm: float) -> None:
+        """Note to which norm the script clips gradients."""
+        super().note_clipping(max_norm)
+        self._loop.note_clipping(max_norm)
 
     def before_end(self, step: int) -> Landing | None:
         """Do what belongs to a step that an optimizer has just taken."""
-        return None if self._loop is None else self._loop.before_end(step)
+        return self._loop.before_end(step)
 
     def after_end(self) -> None:
         """Do what is due between two steps; go over to another regime."""
-        if self._loop is not None:
-            self._loop.after_end()
+        self._loop.after_end()
         if self._is_ending or self._regime.wanted != self._regime.now:
-            self._is_ending = self._loop is not None and self._loop.begin_end()
+            self._is_ending = self._loop.begin_end()
             if not self._is_ending:
                 self._go_over(self._regime.wanted)
 
-    def begin_end(self) -> bool:
-        """Do nothing: something else is attached."""
-        return False
-
     def make_common(self, *, crosses: bool = True) -> bool:
         """Have the same state at all sites after this step, for it is to be written."""
-        return self._loop is None or self._loop.make_common(crosses=crosses)
+        return self._loop.make_common(crosses=crosses)
 
     def finish(self) -> None:
         """Wait for what is under way, at the end of a run."""
-        if self._loop is not None:
-            self._loop.finish()
+        self._loop.finish()
 
     def global_parameters(self) -> AbstractContextManager[None]:
         """Return a context in which parameters hold what all sites have."""
-        return nullcontext() if self._loop is None else self._loop.global_parameters()
+        return self._loop.global_parameters()
 
-    def norm(self) -> float:
+    def norm(self, hook: GradientHook) -> float:
         """Return the 2-norm of the gradient in `p.grad`; 0: there is none."""
-        return self._hook.norm() if self._loop is None else self._loop.norm()
+        return self._loop.norm(hook)
 
     def take_rounds(self) -> list[Round]:
         """Return the rounds over sites that have landed since the last call."""
-        return [] if self._loop is None else self._loop.take_rounds()
+        return self._loop.take_rounds()
 
     def close(self) -> None:
         """Finish between two steps, for something else is attached from now on."""
-        if self._loop is not None:
-            self._loop.close()
+        self._loop.close()
+        if self._loop.stays_inside:
             self._move_watcher()
 
     # ---------------------------------------------------------------- state
 
     def tensors(self) -> Tensors:
         """Return what all sites have beside model and optimizer: references."""
-        return {} if self._loop is None else self._loop.tensors()
+        return self._loop.tensors()
 
     def to_load(self, stored: Forms) -> Tensors:
         """Return tensors to load what was stored into, of what this rank has a part of.
@@ -245,10 +231,9 @@ class Ladder:
         """
         if self._regime.now.kind != "delayed" and any(path.startswith(GRADIENT) for path in stored):
             self._go_over(regime_of("delayed"))
-        return {} if self._loop is None else self._loop.to_load(stored)
+        return self._loop.to_load(stored)
 
     def take(self, tensors: Tensors) -> None:
         """Go on from what was loaded."""
-        if self._loop is not None:
-            self._loop.take(tensors)
-            self._is_ending = self._regime.wanted != self._regime.now and self._loop.begin_end()
+        self._loop.take(tensors)
+        self._is_ending = self._regime.wanted != self._regime.now and self._loop.begin_end()

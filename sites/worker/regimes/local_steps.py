@@ -26,11 +26,13 @@ from torch.optim import Optimizer
 
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.checks.use_watch import UseWatch
-from isthmus.sites.worker.exchange.rounds import Landing, Round
+from isthmus.sites.worker.exchange.rounds import Landing
 from isthmus.sites.worker.exchange.sharding import local_of
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
+from isthmus.sites.worker.layouts.gradient_hook import GradientHook
 from isthmus.sites.worker.regimes.global_state import GlobalState
 from isthmus.sites.worker.regimes.inner_moments import average_moments
+from isthmus.sites.worker.regimes.loop import RegimeLoop
 from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets, written
 from isthmus.sites.worker.regimes.outer_shard import OuterShard, Rates
 from isthmus.topology.spec.regime import Regime
@@ -39,13 +41,15 @@ if TYPE_CHECKING:
     from isthmus.sites.checkpoint.training_state import Forms, Tensors
 
 
-class LocalSteps:
+class LocalSteps(RegimeLoop):
     """One rank's part. For the training thread.
 
-    It is also the `OuterState` of a checkpoint: its `GlobalState`, which is written after steps
-    with which a round ends. At these the moments of the inner optimizer are averaged over the
-    sites, too, so that there is one state of all.
+    Its state is a `GlobalState`, which is written after steps with which a round ends. At these the
+    moments of the inner optimizer are averaged over the sites, too, so that there is one state of
+    all.
     """
+
+    stays_inside = True
 
     def __init__(
         self,
@@ -72,6 +76,7 @@ class LocalSteps:
             counts: whether this site takes part now; else it only gets results.
             warn: tells people something.
         """
+        super().__init__()
         self._hook = hook
         self._buckets = buckets
         self._regime = regime
@@ -89,9 +94,6 @@ class LocalSteps:
         """Parameters are the site's own: the latest step was none with which a round ends."""
         self._is_away = False
         """Parameters hold the global ones for a while, amid a round."""
-        self._landed: list[Round] = []
-        self.max_norm = math.inf
-        """Gradients are the site's own: nobody asks."""
         self._squares: torch.Tensor | None = None
         """Sum of squares of the site's gradient."""
         self._unfit_step: torch.Tensor | None = None
@@ -105,9 +107,6 @@ class LocalSteps:
         self._undo.append(UseWatch(models, self._own_since, warn).close)
 
     # ---------------------------------------------------------------- what others ask
-
-    def finish(self) -> None:
-        """Do nothing: nothing is under way between two steps."""
 
     def begin_end(self) -> bool:
         """Have the same state at all sites, the inner optimizer's, too: a round has just ended."""
@@ -145,14 +144,10 @@ class LocalSteps:
             return ""
         return f"regime {self._regime.kind}: after step {self._step}"
 
-    def norm(self) -> float:
+    def norm(self, hook: GradientHook) -> float:
         """Return the 2-norm of the gradient in `p.grad`, the site's own."""
+        del hook  # it has had each rank's
         return 0.0 if self._squares is None else math.sqrt(float(self._squares))
-
-    def take_rounds(self) -> list[Round]:
-        """Return the rounds over sites that have landed since the last call."""
-        landed, self._landed = self._landed, []
-        return landed
 
     # ---------------------------------------------------------------- a step
 
@@ -233,9 +228,6 @@ class LocalSteps:
         rates = Rates(*self._regime.outer_rates(self._step, self._num_sites(0)))
         for each in shards:
             each.rates = rates
-
-    def after_end(self) -> None:
-        """Do nothing: the round was in the step."""
 
     # ---------------------------------------------------------------- state
 

@@ -1,25 +1,45 @@
-"""What has averages cross between sites where that is not part of the backward pass."""
+"""What a rank does about rounds, beside what its hooks do in the backward pass."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Protocol
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
-from isthmus.sites.checkpoint.training_state import OuterState
 from isthmus.sites.worker.exchange.rounds import Landing, Round
+from isthmus.sites.worker.layouts.gradient_hook import GradientHook
+
+if TYPE_CHECKING:
+    from isthmus.sites.checkpoint.training_state import Forms, Tensors
 
 
-class RegimeLoop(OuterState, Protocol):
-    """One rank's part in a regime other than `sync`. For the training thread."""
+class RegimeLoop:
+    """One rank's part in a regime, and an `OuterState`. For the training thread.
 
-    max_norm: float
-    """To which the script clips gradients, as far as it is known."""
+    As it stands it is that of `sync`: gradients cross in the backward pass, and that is all.
+    """
+
+    stays_inside = False
+    """Hooks average inside the site, and something else crosses between sites."""
+
+    def __init__(self) -> None:
+        """Begin between two steps."""
+        self.max_norm = math.inf
+        """To which the script clips gradients, as far as it is known."""
+        self._landed: list[Round] = []
+        """Rounds over sites, but those of hooks, since the latest `take_rounds`."""
+
+    def note_clipping(self, max_norm: float) -> None:
+        """Note to which norm the script clips gradients."""
+        self.max_norm = max_norm
 
     def before_end(self, step: int) -> Landing | None:
         """Do what belongs to a step that an optimizer has just taken, counted from 1.
 
         Returns a round that has ended with it, if such wait for nobody.
         """
+        del step
+        return None
 
     def after_end(self) -> None:
         """Do what is due between two steps, once all have heard of the step."""
@@ -29,6 +49,7 @@ class RegimeLoop(OuterState, Protocol):
 
         Returns whether that takes another step, after which this is called again.
         """
+        return False
 
     def make_common(self, *, crosses: bool = True) -> bool:
         """Have the same state at all sites after this step, for it is to be written.
@@ -37,18 +58,38 @@ class RegimeLoop(OuterState, Protocol):
         is such a state. Unless it `crosses`, nothing is sent: the run is over for this site, and
         maybe not for others, or one of them is in the middle of a step.
         """
+        del crosses
+        return True
 
     def finish(self) -> None:
         """Wait for what is under way, at the end of a run."""
 
     def global_parameters(self) -> AbstractContextManager[None]:
         """Return a context in which parameters hold what all sites have: as `Site` has it."""
+        return nullcontext()
 
-    def norm(self) -> float:
-        """Return the 2-norm of the gradient in `p.grad`; 0: there is none."""
+    def norm(self, hook: GradientHook) -> float:
+        """Return the 2-norm of the gradient in `p.grad`, where `hook` has left it; 0: none."""
+        return hook.norm()
 
     def take_rounds(self) -> list[Round]:
         """Return the rounds over sites that have landed since the last call."""
+        landed, self._landed = self._landed, []
+        return landed
 
     def close(self) -> None:
         """Finish between two steps, for something else is attached from now on."""
+
+    # ---------------------------------------------------------------- state
+
+    def tensors(self) -> Tensors:
+        """Return what all sites have beside the model, after `make_common`: references."""
+        return {}
+
+    def to_load(self, stored: Forms) -> Tensors:
+        """Return tensors to load what was stored into, of what this rank has a part of."""
+        del stored
+        return {}
+
+    def take(self, tensors: Tensors) -> None:
+        """Go on from what was loaded; nothing: from a run that had nothing of this regime."""
