@@ -499,7 +499,7 @@ def told_of(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int,
         if kind.startswith("checkpoint"):
             told.append((kind, step, (labels or {}).get("reason", "")))
 
-    monkeypatch.setattr(site._parts.records, "record", note)
+    monkeypatch.setattr(site._parts.rank.records, "record", note)
     return told
 
 

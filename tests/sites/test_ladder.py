@@ -122,7 +122,7 @@ class Run:
         self.optimizer.step()
 
     def rungs(self) -> list[float | None]:
-        self.site._parts.steps.flush()
+        self.site._parts.rank.steps.flush()
         steps = [values for kind, _, values in self.link.metrics if kind == metrics.STEP]
         return [each.get(metrics.RUNG) for each in steps]
 
@@ -229,7 +229,7 @@ def test_what_no_other_regime_trains_keeps_sync(
     backward(loss_of(model, 1))
     for optimizer in own:
         optimizer.step()
-    site._parts.steps.flush()
+    site._parts.rank.steps.flush()
     assert not any(metrics.RUNG in values for *_, values in link.metrics)
     ((_, reason),) = link.reasons
     assert reason.startswith("the regime stays sync: ")

@@ -446,7 +446,7 @@ def test_rounds_without_a_token_move_nothing(kind: str) -> None:
         if step % 2 == 0:
             assert loop.make_common()
 
-    site._parts.steps.listen(save)
+    site._parts.rank.steps.listen(save)
     for step in range(4):
         if step == 2:
             before = [*map(torch.clone, model.parameters())]
@@ -548,7 +548,7 @@ def test_fragments_of_any_number_have_a_state_of_all_sites(
             for name, each in model.named_parameters():
                 assert torch.equal(loop.tensors()[f"global/{name}"], each)
 
-    site._parts.steps.listen(save)
+    site._parts.rank.steps.listen(save)
     for _ in range(3 * sync_every):
         train_once(model, optimizer)
     site.leave()

@@ -85,7 +85,7 @@ def test_what_only_a_site_that_follows_has_used_has_no_gradient(
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     site.attach(model, optimizer)
     for is_catching_up in (True, False):
-        site._parts.members.is_catching_up = is_catching_up
+        site._parts.rank.members.is_catching_up = is_catching_up
         backward(model(torch.ones(5, 3)).sum())
         has_grad = [each.grad is not None for each in model.parameters()]
         assert has_grad == ([True, False, False, False] if is_catching_up else [True] * 4)

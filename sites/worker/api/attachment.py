@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from isthmus.protos import metrics
 from isthmus.sites.worker.api.averaging import Averaging
-from isthmus.sites.worker.api.records import Records
+from isthmus.sites.worker.api.rank import Rank
 from isthmus.sites.worker.api.regimes import Regimes
 from isthmus.sites.worker.api.step_checks import StepChecks
 from isthmus.sites.worker.checks.arguments import check_optimizer, check_tensors, check_training
@@ -28,10 +28,8 @@ from isthmus.sites.worker.checks.refusals import (
 )
 from isthmus.sites.worker.exchange.bucket_order import Cut, agree_on_cut
 from isthmus.sites.worker.exchange.collectives import device_name
-from isthmus.sites.worker.exchange.member_history import MemberHistory
-from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.rounds import Round
-from isthmus.sites.worker.exchange.step_records import Hashes, StepLog, TokenCount
+from isthmus.sites.worker.exchange.step_records import Hashes, TokenCount
 from isthmus.sites.worker.exchange.tensor_hashes import ParameterHashes, hashes_of
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
 from isthmus.sites.worker.layouts.fully_sharded import is_lone
@@ -67,23 +65,12 @@ class _Current:
 class Attachment:
     """One rank's part in training together. For the training thread."""
 
-    def __init__(
-        self,
-        context: RankContext,
-        averaging: Averaging,
-        members: MemberHistory,
-        steps: StepLog,
-        records: Records,
-        regimes: Regimes,
-    ) -> None:
+    def __init__(self, rank: Rank, averaging: Averaging, regimes: Regimes) -> None:
         """Attach nothing yet; watch all optimizers of this process."""
-        self._context = context
-        self._averaging = averaging
-        self._members = members
-        self._steps = steps
-        self._records = records
-        self._regimes = regimes
-        self._checks = StepChecks(context, averaging, members, steps, records)
+        self._context, self._members = rank.context, rank.members
+        self._steps, self._records = rank.steps, rank.records
+        self._averaging, self._regimes = averaging, regimes
+        self._checks = StepChecks(rank, averaging)
         self.tokens = TokenCount()
         self._now = _Current()
         self.before_change: Callable[[], None] = lambda: None

@@ -9,23 +9,18 @@ import torch
 from torch import nn
 
 from isthmus.protos import metrics
-from isthmus.sites.worker.api.records import Records
+from isthmus.sites.worker.api.rank import Rank
 from isthmus.sites.worker.checks.arguments import check_list
 from isthmus.sites.worker.exchange.bucket_copy import CudaTransfer, Transfer
 from isthmus.sites.worker.exchange.bucket_pipeline import BucketPipeline
 from isthmus.sites.worker.exchange.collectives import Collectives
 from isthmus.sites.worker.exchange.exactness import Exactness
 from isthmus.sites.worker.exchange.finite_watch import FiniteWatch
-from isthmus.sites.worker.exchange.gateway_link import Link
 from isthmus.sites.worker.exchange.inference import written_anywhere
-from isthmus.sites.worker.exchange.member_history import MemberHistory
 from isthmus.sites.worker.exchange.missing_sites import MissingSites
-from isthmus.sites.worker.exchange.rank_context import RankContext
-from isthmus.sites.worker.exchange.run_regime import RunRegime
 from isthmus.sites.worker.exchange.shard_encoder import ShardEncoder
 from isthmus.sites.worker.exchange.site_averages import SiteAverages
 from isthmus.sites.worker.exchange.slots import SharedTensors
-from isthmus.sites.worker.exchange.step_records import StepLog
 from isthmus.sites.worker.exchange.tensor_average import TensorAverage
 from isthmus.sites.worker.layouts.initial_state import InitialState
 
@@ -35,30 +30,19 @@ Named = Sequence[tuple[str, torch.Tensor]]
 class Averaging:
     """One rank's averages. The first starts the pipeline, at the same call at every rank."""
 
-    def __init__(
-        self,
-        context: RankContext,
-        link: Link,
-        members: MemberHistory,
-        steps: StepLog,
-        records: Records,
-        regime: RunRegime,
-    ) -> None:
+    def __init__(self, rank: Rank) -> None:
         """Average nothing yet."""
-        self._regime = regime
-        self._context = context
-        self.link = link
-        self._members = members
-        self._steps = steps
-        self._records = records
-        self.exactness = Exactness(context.spec.job.exchange)
+        self._context, self.link = rank.context, rank.link
+        self._members, self._steps = rank.members, rank.steps
+        self._records, self._regime = rank.records, rank.regime
+        self.exactness = Exactness(rank.context.spec.job.exchange)
         """Which gradients cross as float32."""
         self.encoder: ShardEncoder | None = None
         """What encodes on this rank's device, if that is wanted and the gateway takes it."""
         self.shared: SharedTensors | None = None
         """Tensors in memory that the gateway shares; None: the site has several ranks, or a GPU."""
-        if context.device.type == "cpu" and context.world_size == 1:
-            self.shared = SharedTensors(link)
+        if rank.context.device.type == "cpu" and rank.context.world_size == 1:
+            self.shared = SharedTensors(rank.link)
         self._pipeline: BucketPipeline | None = None
         self._site_averages: SiteAverages | None = None
         self._collectives: Collectives | None = None

@@ -16,6 +16,7 @@ from isthmus.protos.checkpoint.store import stores_of
 from isthmus.sites.local.rank_messages import Moved, StateProgress
 from isthmus.sites.worker.api.attachment import Attachment
 from isthmus.sites.worker.api.averaging import Averaging
+from isthmus.sites.worker.api.rank import Rank
 from isthmus.sites.worker.api.records import Records
 from isthmus.sites.worker.api.regimes import Regimes
 from isthmus.sites.worker.api.rejoining import Rejoining
@@ -24,8 +25,6 @@ from isthmus.sites.worker.data.learning_rates import LearningRates
 from isthmus.sites.worker.data.run_data import RunData
 from isthmus.sites.worker.exchange.collectives import local_rank
 from isthmus.sites.worker.exchange.gateway_link import Link
-from isthmus.sites.worker.exchange.rank_context import RankContext
-from isthmus.sites.worker.exchange.step_records import StepLog
 from isthmus.topology.spec.job import Checkpoint
 
 if TYPE_CHECKING:
@@ -40,28 +39,19 @@ class Checkpointing:
 
     def __init__(
         self,
-        context: RankContext,
-        link: Link,
+        rank: Rank,
         averaging: Averaging,
+        regimes: Regimes,
         attachment: Attachment,
         data: RunData,
         rates: LearningRates,
         rejoining: Rejoining,
-        steps: StepLog,
-        records: Records,
-        regimes: Regimes,
     ) -> None:
         """Save nothing yet."""
-        self._regimes = regimes
-        self._context = context
-        self._link = link
-        self._averaging = averaging
-        self._attachment = attachment
-        self._data = data
-        self._rates = rates
-        self._rejoining = rejoining
-        self._steps = steps
-        self._records = records
+        self._context, self._link = rank.context, rank.link
+        self._steps, self._records = rank.steps, rank.records
+        self._averaging, self._regimes, self._attachment = averaging, regimes, attachment
+        self._data, self._rates, self._rejoining = data, rates, rejoining
         self._entry: EntryState | None = None
         """The state for sites that rejoin."""
         self._checkpoints: Checkpoints | None = None

@@ -12,6 +12,7 @@ from isthmus.sites.worker.api.attachment import Attachment
 from isthmus.sites.worker.api.averaging import Averaging
 from isthmus.sites.worker.api.checkpointing import Checkpointing
 from isthmus.sites.worker.api.life import Life
+from isthmus.sites.worker.api.rank import Rank
 from isthmus.sites.worker.api.rank_facts import RankFacts
 from isthmus.sites.worker.api.records import Records
 from isthmus.sites.worker.api.regimes import Regimes
@@ -31,10 +32,7 @@ from isthmus.sites.worker.exchange.step_records import StepLog, StepNumbers
 class Parts:
     """What does the work of one `Site`."""
 
-    records: Records
-    steps: StepLog
-    numbers: StepNumbers
-    members: MemberHistory
+    rank: Rank
     averaging: Averaging
     regimes: Regimes
     attachment: Attachment
@@ -64,11 +62,18 @@ class Parts:
                 read_facts=RankFacts(context.device),
             ),
         )
-        members = MemberHistory(context.site, rejoins=context.rejoins)
-        averaging = Averaging(context, link, members, steps, records, regime)
-        numbers = StepNumbers(steps)
-        regimes = Regimes(context, averaging, members, steps, numbers, records, regime)
-        attachment = Attachment(context, averaging, members, steps, records, regimes)
+        rank = Rank(
+            context=context,
+            link=link,
+            members=MemberHistory(context.site, rejoins=context.rejoins),
+            steps=steps,
+            numbers=StepNumbers(steps),
+            records=records,
+            regime=regime,
+        )
+        averaging = Averaging(rank)
+        regimes = Regimes(rank, averaging)
+        attachment = Attachment(rank, averaging, regimes)
         rates = LearningRates()
         data = RunData(
             context,
@@ -82,12 +87,8 @@ class Parts:
             **(data.values() if steps.counts else {}),
             **regimes.values(),
         }
-        rejoining = Rejoining(
-            context, averaging, members, missing_sites, data, steps, records, regimes
-        )
-        checkpointing = Checkpointing(
-            context, link, averaging, attachment, data, rates, rejoining, steps, records, regimes
-        )
+        rejoining = Rejoining(rank, averaging, data, regimes)
+        checkpointing = Checkpointing(rank, averaging, regimes, attachment, data, rates, rejoining)
         attachment.before_change = checkpointing.before_change
         for listener in (  # in this order at the end of each step
             checkpointing.check_not_stale,
@@ -105,21 +106,9 @@ class Parts:
         life = Life(
             context,
             link,
-            members,
+            rank.members,
             has_averaged=lambda: averaging.has_begun,
             before=[regimes.finish, checkpointing.finish, steps.flush],
             after=[attachment.close, averaging.close, end_group],
         )
-        return cls(
-            records,
-            steps,
-            numbers,
-            members,
-            averaging,
-            regimes,
-            attachment,
-            rates,
-            data,
-            checkpointing,
-            life,
-        )
+        return cls(rank, averaging, regimes, attachment, rates, data, checkpointing, life)

@@ -12,14 +12,10 @@ from torch.optim import Optimizer
 
 from isthmus.protos import metrics
 from isthmus.sites.worker.api.averaging import Averaging
-from isthmus.sites.worker.api.records import Records
+from isthmus.sites.worker.api.rank import Rank
 from isthmus.sites.worker.checks.refusals import refuse_scaler, scaler_refusal, watch_scaler
-from isthmus.sites.worker.exchange.member_history import MemberHistory
-from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.rounds import Round
-from isthmus.sites.worker.exchange.run_regime import RunRegime
 from isthmus.sites.worker.exchange.site_averages import BucketAverages
-from isthmus.sites.worker.exchange.step_records import StepLog, StepNumbers
 from isthmus.sites.worker.layouts.agreed_hook import AgreedHook, AgreedTensors
 from isthmus.sites.worker.layouts.layout_agreement import LayoutAgreement
 from isthmus.sites.worker.regimes.delayed import Delayed
@@ -38,32 +34,19 @@ MakeLoop = Callable[[Regime], RegimeLoop]
 class Regimes:
     """One rank's part in the regimes of a run. For the training thread."""
 
-    def __init__(
-        self,
-        context: RankContext,
-        averaging: Averaging,
-        members: MemberHistory,
-        steps: StepLog,
-        numbers: StepNumbers,
-        records: Records,
-        regime: RunRegime,
-    ) -> None:
+    def __init__(self, rank: Rank, averaging: Averaging) -> None:
         """Have gradients cross, as long as nothing else is attached."""
-        self._context = context
-        self._averaging = averaging
-        self._members = members
-        self._steps = steps
-        self._numbers = numbers
-        self._records = records
-        self._regime = regime
+        self._context, self._members = rank.context, rank.members
+        self._steps, self._numbers, self._records = rank.steps, rank.numbers, rank.records
+        self._averaging, self._regime = averaging, rank.regime
         self.loop = RegimeLoop()
         """What a rank does about rounds, beside its hooks."""
         self._ladder: Ladder | None = None
         """The loop, where it may be another one in the end; None: the regime stays as it is."""
         self._make_loop: MakeLoop | None = None
         """Makes the loop of a regime that stays as it is; None: there is none to be made."""
-        steps.before_end = lambda step: self.loop.before_end(step)
-        steps.after_end = lambda: self.loop.after_end()
+        rank.steps.before_end = lambda step: self.loop.before_end(step)
+        rank.steps.after_end = lambda: self.loop.after_end()
 
     # ---------------------------------------------------------------- what others ask
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from isthmus.protos import metrics
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.api.averaging import Averaging
-from isthmus.sites.worker.api.records import Records
+from isthmus.sites.worker.api.rank import Rank
 from isthmus.sites.worker.api.regimes import Regimes
 from isthmus.sites.worker.data.run_data import RunData
 from isthmus.sites.worker.exchange.member_history import (
@@ -20,11 +20,7 @@ from isthmus.sites.worker.exchange.member_history import (
     Divided,
     Entering,
     GivenUp,
-    MemberHistory,
 )
-from isthmus.sites.worker.exchange.missing_sites import MissingSites
-from isthmus.sites.worker.exchange.rank_context import RankContext
-from isthmus.sites.worker.exchange.step_records import StepLog
 
 if TYPE_CHECKING:
     from isthmus.sites.checkpoint.entry_state import Entered, EntryState
@@ -35,26 +31,12 @@ _ASK_EVERY_S = 1.0
 class Rejoining:
     """One rank's part in letting sites rejoin. For the training thread."""
 
-    def __init__(
-        self,
-        context: RankContext,
-        averaging: Averaging,
-        members: MemberHistory,
-        missing_sites: MissingSites,
-        data: RunData,
-        steps: StepLog,
-        records: Records,
-        regimes: Regimes,
-    ) -> None:
+    def __init__(self, rank: Rank, averaging: Averaging, data: RunData, regimes: Regimes) -> None:
         """Let nobody in until `begin`."""
-        self._context = context
-        self._averaging = averaging
-        self._members = members
-        self._missing_sites = missing_sites
-        self._data = data
-        self._steps = steps
-        self._records = records
-        self._regimes = regimes
+        self._context, self._members = rank.context, rank.members
+        self._steps, self._records = rank.steps, rank.records
+        self._missing_sites = rank.link.missing_sites
+        self._averaging, self._data, self._regimes = averaging, data, regimes
         self._entry: EntryState | None = None
         """Writes the training state for sites that catch up."""
         self._make_common: Callable[[], object] = lambda: None
@@ -63,8 +45,8 @@ class Rejoining:
         """The epoch that the next gradients begin, for sites catch up from there; 0: none."""
         self._taken_at = 0
         """Steps that the others had taken when this site took their state."""
-        if not context.rejoins:
-            missing_sites.begin_without(context.late_sites)
+        if not rank.context.rejoins:
+            self._missing_sites.begin_without(rank.context.late_sites)
 
     def begin(
         self,

@@ -276,12 +276,12 @@ class Site:
         Raises:
             ScriptError: the loop's body has taken no step of the optimizer.
         """
-        return self._parts.numbers.until(until)
+        return self._parts.rank.numbers.until(until)
 
     @property
     def num_steps(self) -> int:
         """How many steps of the run have ended, at this site."""
-        return self._parts.steps.num_steps
+        return self._parts.rank.steps.num_steps
 
     def count_tokens(self, tokens: int) -> None:
         """Add to the tokens behind this rank's gradient: its weight in the average.
@@ -403,7 +403,7 @@ class Site:
         Of the first rank; others' go nowhere. Names that isthmus shows: `loss`, `grad_norm`,
         `learning_rate`; any other is kept as well.
         """
-        self._parts.steps.add(plain_numbers(values))
+        self._parts.rank.steps.add(plain_numbers(values))
 
     def record(
         self,
@@ -413,7 +413,7 @@ class Site:
         labels: Mapping[str, str] | None = None,
     ) -> None:
         """Send a metric of any kind (protos/metrics.py has ours), from whichever rank calls."""
-        self._parts.records.record(kind, step, values, labels)
+        self._parts.rank.records.record(kind, step, values, labels)
 
     @outside_inference
     def leave(self) -> None:

@@ -13,15 +13,12 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from isthmus.protos import metrics
 from isthmus.sites.worker.api.averaging import Averaging
 from isthmus.sites.worker.api.own_machine import arithmetic_of, place_of
-from isthmus.sites.worker.api.records import Records
+from isthmus.sites.worker.api.rank import Rank
 from isthmus.sites.worker.checks.crossing_check import CrossingCheck
 from isthmus.sites.worker.checks.forward_watch import ForwardWatch
 from isthmus.sites.worker.checks.gradient_check import GradientCheck, OwnArithmetic, Seats
 from isthmus.sites.worker.checks.step_watch import StepWatch
-from isthmus.sites.worker.exchange.member_history import MemberHistory
-from isthmus.sites.worker.exchange.rank_context import RankContext
 from isthmus.sites.worker.exchange.sharding import is_sharded
-from isthmus.sites.worker.exchange.step_records import StepLog
 from isthmus.sites.worker.exchange.tensor_hashes import ParameterHashes
 from isthmus.sites.worker.layouts.ddp_hook import DdpHook
 from isthmus.sites.worker.layouts.gradient_hook import GradientHook
@@ -33,20 +30,11 @@ Undo = list[Callable[[], None]]
 class StepChecks:
     """One rank's checks of what is attached, and of all optimizers. For the training thread."""
 
-    def __init__(
-        self,
-        context: RankContext,
-        averaging: Averaging,
-        members: MemberHistory,
-        steps: StepLog,
-        records: Records,
-    ) -> None:
+    def __init__(self, rank: Rank, averaging: Averaging) -> None:
         """Watch all optimizers of this process."""
-        self._context = context
+        self._context, self._members = rank.context, rank.members
+        self._steps, self._records = rank.steps, rank.records
         self._averaging = averaging
-        self._members = members
-        self._steps = steps
-        self._records = records
         self._step_watch: StepWatch | None = None
         self._crossing: CrossingCheck | None = None
         self._gradient_check: GradientCheck | None = None
