@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import queue
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypeVar
 
 from isthmus.protos.own_processes import own_command
+from isthmus.topology.spec import machine_facts
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.json_fields import read_json, to_json
-from isthmus.topology.spec.machine_facts import Burned, Facts, Wanted
+from isthmus.topology.spec.json_fields import read_json
+from isthmus.topology.spec.json_lines import Kinds, line_of
+from isthmus.topology.spec.machine_facts import Answer, Burned, Facts, Question, Wanted
 from isthmus.topology.spec.world import PortRange
 
 FACTS = own_command("isthmus.sites.facts", "--serve")[1:]
@@ -29,6 +30,16 @@ _LINE_BYTES = 8 << 20
 
 class NoAnswerError(Exception):
     """A machine cannot be examined: its process does not start, ended, or says nothing."""
+
+
+class CannotError(NoAnswerError):
+    """The machine says why it cannot do what it was asked for."""
+
+
+T = TypeVar("T")
+_ANSWERS: Kinds[Answer] = Kinds(
+    "machine to doctor", Answer, NoAnswerError, on_unknown=lambda _: None
+)
 
 
 class Examiner:
@@ -76,7 +87,7 @@ class Examiner:
         Raises:
             NoAnswerError: it does not answer within that time, or not in these terms.
         """
-        return facts_of(self._ask({"ask": "facts", "wanted": to_json(wanted)}, within_s))
+        return self._ask(machine_facts.AskFacts(wanted=wanted), Facts, within_s)
 
     def clock_ahead_s(self, within_s: float) -> tuple[float, float]:
         """Return by how much its clock is ahead of this one, and by how much that may be wrong.
@@ -85,11 +96,10 @@ class Examiner:
             NoAnswerError: as of `facts`.
         """
         before_s, begun_s = time.time(), time.monotonic()
-        answer = self._ask({"ask": "clock"}, within_s)
+        clock_s = self._ask(machine_facts.AskClock(), float, within_s)
         round_trip_s = time.monotonic() - begun_s
-        clock_s = answer.get("clock_s")
-        if not isinstance(clock_s, float) or not math.isfinite(clock_s):
-            raise NoAnswerError(f"its clock says {clock_s!r:.100}")
+        if not math.isfinite(clock_s):
+            raise NoAnswerError(f"its clock says {clock_s}")
         return clock_s - before_s - round_trip_s / 2, round_trip_s / 2
 
     def listen(self, host: str, ports: PortRange | None, within_s: float) -> int | str:
@@ -100,12 +110,11 @@ class Examiner:
         Raises:
             NoAnswerError: as of `facts`.
         """
-        question: dict[str, object] = {"ask": "listen", "host": host}
-        if ports is not None:
-            question["ports"] = [ports.first, ports.last]
-        answer = self._ask(question, within_s)
-        port = answer.get("port")
-        return port if type(port) is int and 0 < port < 1 << 16 else str(answer.get("error"))
+        asked = machine_facts.AskListen(host=host, ports=ports)
+        try:
+            return self._ask(asked, int, within_s)
+        except CannotError as error:
+            return str(error)
 
     def reach(self, source: str, host: str, port: int, within_s: float) -> str | None:
         """Return why the machine's `source` cannot exchange data with `host`; None: it can.
@@ -113,34 +122,23 @@ class Examiner:
         Raises:
             NoAnswerError: as of `facts`.
         """
-        asked = {
-            "ask": "reach",
-            "source": source,
-            "host": host,
-            "port": port,
-            "within_s": within_s,
-        }
-        reason = self._ask(asked, 4 * within_s + 5.0).get("error")
-        return None if reason is None else str(reason)
+        asked = machine_facts.AskReach(source=source, host=host, port=port, within_s=within_s)
+        return self._ask(asked, str, 4 * within_s + 5.0) or None
 
-    def burn_in(self, for_s: float, within_s: float) -> list[Burned]:
+    def burn_in(self, for_s: float, within_s: float) -> Sequence[Burned]:
         """Load the machine's devices for a while; return what became of each.
 
         Raises:
             NoAnswerError: as of `facts`.
         """
-        answer = self._ask({"ask": "burn_in", "for_s": for_s}, within_s)
-        try:
-            return [read_json(Burned, each, on_unknown=lambda _: None) for each in answer["burned"]]
-        except (ConfigError, KeyError, TypeError, ValueError) as error:
-            raise NoAnswerError(f"it says {answer.get('error')!r:.200}") from error
+        return self._ask(machine_facts.AskBurnIn(for_s=for_s), tuple[Burned, ...], within_s)
 
-    def _ask(self, question: Mapping[str, Any], within_s: float) -> dict[str, Any]:
+    def _ask(self, question: Question, kind: type[T], within_s: float) -> T:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.write(line_of(question))
             self._process.stdin.flush()
-            return answer_of(self._answers.get(timeout=within_s))
+            return result_of(self._answers.get(timeout=within_s), kind)
         except queue.Empty as error:
             raise NoAnswerError(f"no answer within {within_s:g} s") from error
         except OSError as error:
@@ -154,34 +152,22 @@ class Examiner:
         self._answers.put(b"")
 
 
-def answer_of(line: bytes) -> dict[str, Any]:
-    """Return one answer.
+def result_of(line: bytes, kind: type[T]) -> T:
+    """Return the result in an answer.
 
     Raises:
+        CannotError: the machine says why there is none.
         NoAnswerError: it is none; an empty line is the end.
     """
+    if not line:
+        raise NoAnswerError("it has ended")
+    answer = _ANSWERS.read(line)
+    if answer.problem:
+        raise CannotError(answer.problem)
     try:
-        answer = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        told = f"it says {line[:100]!r}" if line else "it has ended"
-        raise NoAnswerError(told) from error
-    if not isinstance(answer, dict):
-        raise NoAnswerError(f"it says {line[:100]!r}")
-    return answer
-
-
-def facts_of(answer: Mapping[str, Any]) -> Facts:
-    """Return the facts in an answer.
-
-    Raises:
-        NoAnswerError: there are none, or not in these terms.
-    """
-    if "facts" not in answer:
-        raise NoAnswerError(f"it says {answer.get('error')!r:.200}")
-    try:
-        return read_json(Facts, answer["facts"], on_unknown=lambda _: None)
+        return read_json(kind, answer.result, on_unknown=lambda _: None)
     except ConfigError as error:
-        raise NoAnswerError(str(error.problems[0].message)) from error
+        raise NoAnswerError(error.problems[0].message) from error
 
 
 def examined_here(wanted: Wanted, within_s: float = 30.0) -> Facts:

@@ -1,39 +1,33 @@
 """`python -m isthmus.sites.facts`: tells what this machine is like, as JSON.
 
-Without arguments it prints one object, and ends. With `--serve` it answers one question a line,
-each a JSON object, until stdin ends; so one process can be asked anything that takes two machines:
-
-    {"ask": "facts", "wanted": {...}}                             -> {"facts": {...}}
-    {"ask": "clock"}                                              -> {"clock_s": 1700000000.0}
-    {"ask": "listen", "host": "10.0.0.5", "ports": [0, 0]}        -> {"port": 40123}
-    {"ask": "reach", "source": "10.0.0.5", "host": "10.0.1.5", "port": 40123, "within_s": 3.0}
-                                                                  -> {"rtt_s": 0.06, "error": null}
-    {"ask": "burn_in", "for_s": 60.0}                             -> {"burned": [{...}, ...]}
+Without arguments it prints an Answer with Facts, and ends. With `--serve` it answers a Question a
+line until stdin ends (topology/spec/machine_facts.py); so one process can be asked anything that
+takes two machines.
 
 With `--at HOST` it is another machine of the same site that answers, by ssh, as its agent starts
 that machine's supervisor.
-
-What cannot be done is {"error": "..."}. Fields are those of topology/spec/machine_facts.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from isthmus.protos.failure import reason_of, text_of
 from isthmus.protos.own_processes import own_command
 from isthmus.sites.agent.node_launch import over_ssh
 from isthmus.sites.facts.machine import collect
 from isthmus.sites.facts.paths import Echo, reach
+from isthmus.topology.spec import machine_facts
 from isthmus.topology.spec.errors import ConfigError
-from isthmus.topology.spec.json_fields import read_json, to_json
-from isthmus.topology.spec.machine_facts import Wanted
+from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.json_lines import Kinds, line_of
+from isthmus.topology.spec.machine_facts import Answer, Question
+
+_QUESTIONS: Kinds[Question] = Kinds("doctor to machine", Question, on_unknown=lambda _: None)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,45 +44,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = over_ssh(options.at, options.option, words)
         os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
     if not options.serve:
-        _write(_answer({"ask": "facts"}, []))
+        _write(_answer(machine_facts.AskFacts(), []))
         return 0
     echoes: list[Echo] = []
-    for line in sys.stdin:
+    for line in sys.stdin.buffer:
         try:
-            _write(_answer(json.loads(line), echoes))
+            _write(_answer(_QUESTIONS.read(line), echoes))
         except (OSError, ConfigError) as error:
-            _write({"error": text_of(error)})
-        except (KeyError, TypeError, ValueError) as error:
-            _write({"error": reason_of(error)})
+            _write(Answer(problem=text_of(error)))
+        except ValueError as error:
+            _write(Answer(problem=reason_of(error)))
     return 0
 
 
-def _answer(asked: dict[str, Any], echoes: list[Echo]) -> dict[str, Any]:
-    match asked["ask"]:
-        case "facts":
-            wanted = read_json(Wanted, asked.get("wanted", {}), on_unknown=lambda _: None)
-            return {"facts": to_json(collect(wanted))}
-        case "clock":
-            return {"clock_s": time.time()}
-        case "listen":
-            first, last = asked.get("ports", (0, 0))
-            echoes.append(Echo(asked["host"], (int(first), int(last))))
-            return {"port": echoes[-1].port}
-        case "reach":
-            rtt_s, reason = reach(
-                asked["source"], asked["host"], int(asked["port"]), float(asked["within_s"])
-            )
-            return {"rtt_s": rtt_s, "error": reason}
-        case "burn_in":
+def _answer(asked: Question, echoes: list[Echo]) -> Answer:
+    match asked:
+        case machine_facts.AskFacts():
+            return Answer(result=to_json(collect(asked.wanted)))
+        case machine_facts.AskClock():
+            return Answer(result=time.time())
+        case machine_facts.AskListen(ports=ports):
+            echoes.append(Echo(asked.host, (ports.first, ports.last) if ports else (0, 0)))
+            return Answer(result=echoes[-1].port)
+        case machine_facts.AskReach():
+            return Answer(result=reach(asked.source, asked.host, asked.port, asked.within_s))
+        case machine_facts.AskBurnIn():
             from isthmus.sites.facts.burn_in import burn_in  # brings torch
 
-            return {"burned": [*map(to_json, burn_in(float(asked["for_s"])))]}
-    raise ValueError(f"unknown question {asked['ask']!r}")
+            return Answer(result=[*map(to_json, burn_in(asked.for_s))])
 
 
-def _write(answer: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
+def _write(answer: Answer) -> None:
+    sys.stdout.buffer.write(line_of(answer))
+    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

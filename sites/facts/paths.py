@@ -6,7 +6,6 @@ import contextlib
 import errno
 import socket
 import threading
-import time
 
 from isthmus.protos.failure import text_of
 
@@ -54,24 +53,19 @@ def _echo(connection: socket.socket) -> None:
             connection.sendall(data)
 
 
-def reach(source: str, host: str, port: int, within_s: float) -> tuple[float, str | None]:
-    """Connect to an `Echo`, and have many large packets come back.
+def reach(source: str, host: str, port: int, within_s: float) -> str:
+    """Connect to an `Echo`, and have many large packets come back; return why not, or nothing.
 
     Args:
         source: The address to come from.
         host: Where it listens.
         port: Where it listens.
         within_s: For connecting, and again for each wait after it.
-
-    Returns:
-        Seconds that connecting took, and why it does not work; None: it does.
     """
-    begun_s = time.monotonic()
     try:
         connection = socket.create_connection((host, port), within_s, (source, 0))
     except OSError as error:
-        return time.monotonic() - begun_s, _reason(error, within_s)
-    rtt_s = time.monotonic() - begun_s
+        return _reason(error, within_s)
     sending = threading.Thread(target=_send, args=(connection,), name="sender", daemon=True)
     with connection:
         sending.start()
@@ -82,8 +76,8 @@ def reach(source: str, host: str, port: int, within_s: float) -> tuple[float, st
         except OSError:
             pass
     if got < ECHO_BYTES:
-        return rtt_s, f"a connection opens, but of {ECHO_BYTES} bytes only {got} came back"
-    return rtt_s, None
+        return f"a connection opens, but of {ECHO_BYTES} bytes only {got} came back"
+    return ""
 
 
 def _send(connection: socket.socket) -> None:

@@ -85,24 +85,21 @@ def test_facts_are_one_json_object() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "isthmus.sites.facts"], capture_output=True, text=True, check=True
     )
-    facts = json.loads(done.stdout)["facts"]
+    facts = json.loads(done.stdout)["result"]
     assert {"host", "build", "torch", "limits", "tcp", "clock_s"} <= facts.keys()
 
 
 def test_a_question_that_is_none_is_refused_and_the_next_one_answered() -> None:
     asked = (
-        'not json\n{"ask": "nothing"}\n{"ask": "clock"}\n[]\n{"ask": "listen", "host": "10.9.9.9"}'
+        'not json\n{"op": "ask_nothing"}\n{"op": "ask_clock"}\n[]\n'
+        '{"op": "ask_listen", "host": "10.9.9.9"}'
     )
     command = f"printf %s {shlex.quote(asked)} | {sys.executable} -m isthmus.sites.facts --serve"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [list(each) for each in answers] == [
-        ["error"],
-        ["error"],
-        ["clock_s"],
-        ["error"],
-        ["error"],
-    ]
+    assert [bool(each["problem"]) for each in answers] == [True, True, False, True, True]
+    assert "doctor to machine: the line is not JSON" in answers[0]["problem"]
+    assert isinstance(answers[2]["result"], float)
 
 
 def test_a_burn_in_says_what_each_device_has_computed(isthmus: Isthmus, files: Path) -> None:

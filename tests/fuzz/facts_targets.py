@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from isthmus.orchestrator.doctor.examiner import NoAnswerError, answer_of, facts_of
+from isthmus.orchestrator.doctor.examiner import NoAnswerError, result_of
 from isthmus.orchestrator.doctor.machine_checks import Machine, machine_findings
 from isthmus.orchestrator.doctor.path_checks import route_findings, tcp_findings
 from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.json_lines import line_of
+from isthmus.topology.spec.machine_facts import Answer, Facts
 from tests.fakes.machines import good_facts, topology
-from tests.fuzz.line_targets import json_bytes, line
+from tests.fuzz.line_targets import json_bytes
 from tests.fuzz.target import Target
 
 _WORLD = topology()
@@ -15,7 +17,7 @@ _WORLD = topology()
 
 def _examine(data: bytes) -> object:
     """Read the facts, and check them: whatever can be read can be judged."""
-    machine = Machine(name="a", sites=_WORLD.sites, facts=facts_of(answer_of(data)))
+    machine = Machine(name="a", sites=_WORLD.sites, facts=result_of(data, Facts))
     checked = machine_findings(machine, _WORLD), route_findings(machine, _WORLD)
     return *checked, tcp_findings({"a": machine, "b": machine}, _WORLD, None)
 
@@ -35,7 +37,7 @@ def _samples() -> list[bytes]:
         "tcp": {"receive_max_bytes": 4096, "send_max_bytes": 4096, "congestion": "cubic"},
         "accelerators": {"names": ["gpu"], "nccl": False},
     }
-    return [line({"facts": facts}), line({"facts": bad}), line({"facts": {**facts, "later": [1]}})]
+    return [line_of(Answer(result=each)) for each in (facts, bad, {**facts, "later": [1]})]
 
 
 FACTS_TARGETS = (

@@ -778,7 +778,7 @@ def test_a_machine_that_says_nothing_is_told() -> None:
 
 
 def test_an_answer_of_a_later_build_is_read() -> None:
-    text = '{"facts": {"host": "h", "user": "u", "clock_s": 1, "build": "9", "later": {"x": []}, '
+    text = '{"op": "answer", "result": {"host": "h", "user": "u", "clock_s": 1, "build": "9", "later": {"x": []}, '
     text += '"control_protocols": [2, 9], "exchange_protocols": [2, 9], "python": "4", '
     text += '"torch": "9"}}'
     with Examiner(("sh", "-c", f"read line; echo '{text}'; sleep 9")) as examiner:

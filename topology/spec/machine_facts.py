@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
+
+from isthmus.topology.spec.json_fields import Message
+from isthmus.topology.spec.world import PortRange
 
 Count = Annotated[int, 1 << 62]
 """A number of things or bytes, from 0."""
@@ -192,3 +195,47 @@ class Burned:
     """How fast bytes have gone to it and back, at best."""
     problem: str = ""
     """What is wrong with it; empty: nothing was found."""
+
+
+class AskFacts(Message):
+    """What is the machine like? Facts answer."""
+
+    wanted: Wanted = Wanted()
+
+
+class AskClock(Message):
+    """What Unix time is it by the machine's clock?"""
+
+
+class AskListen(Message):
+    """On which port does it listen now? It sends back what comes."""
+
+    host: str
+    ports: PortRange | None = None
+    """None: any."""
+
+
+class AskReach(Message):
+    """Why can it not exchange data with a host that sends back what comes? Empty: it can."""
+
+    source: str
+    host: str
+    port: int
+    within_s: float
+
+
+class AskBurnIn(Message):
+    """What becomes of each device that is loaded for a while?"""
+
+    for_s: float
+
+
+class Answer(Message):
+    """The answer to any of these."""
+
+    result: Any = None
+    problem: str = ""
+    """Why there is no result."""
+
+
+Question = AskFacts | AskClock | AskListen | AskReach | AskBurnIn
