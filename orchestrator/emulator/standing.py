@@ -36,7 +36,8 @@ from isthmus.protos.own_processes import leashed
 from isthmus.topology.faults.loading import load_faults
 from isthmus.topology.faults.script import Change, FaultScript, Kill, Pause, TimedChange
 from isthmus.topology.spec.errors import ConfigError, Problem
-from isthmus.topology.spec.json_fields import to_json
+from isthmus.topology.spec.json_fields import Message, to_json
+from isthmus.topology.spec.json_lines import Kinds, line_of
 from isthmus.topology.spec.world import Topology
 
 START_S = 30.0
@@ -240,6 +241,25 @@ REQUEST_S = APPLY_S + 2
 """Longer than the emulator's own deadline, whose error says more."""
 REQUEST_BYTES = 64 << 10
 
+
+class Fault(Message):
+    """A request: a fault of a script, without its time."""
+
+    text: str
+
+
+class Answer(Message):
+    """The changes that were made, in words, or why none was."""
+
+    changes: tuple[str, ...] = ()
+    wrong: str = ""
+    """What is wrong with the fault."""
+    failed: str = ""
+    """Why it was not done."""
+
+
+_FAULTS: Kinds[Fault] = Kinds("command to emulation", Fault, EmulatorError)
+_ANSWERS: Kinds[Answer] = Kinds("emulation to command", Answer, EmulatorError)
 Apply = Callable[[str], Awaitable[Sequence[Change | Pause | Kill]]]
 """Makes the changes of a script from `as_script`; raises ConfigError or EmulatorError."""
 
@@ -251,7 +271,7 @@ async def answering(folder: Path, apply: Apply) -> AsyncIterator[None]:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         reply = await answer_to(reader, apply)
         with contextlib.suppress(ConnectionError):
-            writer.write(json.dumps(reply).encode() + b"\n")
+            writer.write(line_of(reply))
             await writer.drain()
         writer.close()
 
@@ -262,7 +282,7 @@ async def answering(folder: Path, apply: Apply) -> AsyncIterator[None]:
             yield
 
 
-def request_change(folder: Path, text: str) -> list[str]:
+def request_change(folder: Path, text: str) -> Sequence[str]:
     """Request a change of a running emulation; return the changes made, in words.
 
     Raises:
@@ -273,34 +293,28 @@ def request_change(folder: Path, text: str) -> list[str]:
         unix.settimeout(REQUEST_S + 1)
         try:
             unix.connect(within(folder))
-            unix.sendall(json.dumps({"apply": text}).encode() + b"\n")
+            unix.sendall(line_of(Fault(text=text)))
             line = unix.makefile("rb").readline(REQUEST_BYTES)
         except OSError as error:
             raise EmulatorError(
                 f"emulation {folder.name} does not answer: {text_of(error)}"
             ) from error
-    return read_answer(line, folder.name)
+    return read_answer(line)
 
 
-def read_answer(line: bytes, name: str) -> list[str]:
-    """Return the changes, in words, in the answer of the emulation `name`.
+def read_answer(line: bytes) -> Sequence[str]:
+    """Return the changes, in words, in an emulation's answer.
 
     Raises:
         ConfigError: the change is not valid, or not possible there.
         EmulatorError: the change was not made, or the answer is not valid.
     """
-    try:
-        answer = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise EmulatorError(f"emulation {name} does not answer: {text_of(error)}") from error
-    match answer:
-        case {"wrong": str(wrong)}:
-            raise ConfigError(wrong)
-        case {"failed": failed}:
-            raise EmulatorError(f"not done: {failed}")
-        case {"changes": list(changes)}:
-            return [str(each) for each in changes]
-    raise EmulatorError(f"emulation {name} answers something else than changes: {line[:100]!r}")
+    answer = _ANSWERS.read(line)
+    if answer.wrong:
+        raise ConfigError(answer.wrong)
+    if answer.failed:
+        raise EmulatorError(f"not done: {answer.failed}")
+    return answer.changes
 
 
 def as_script(text: str) -> str:
@@ -317,21 +331,19 @@ def as_script(text: str) -> str:
     return f"version: 1\nfaults: [{{at: 0s, {inner}}}]\n"
 
 
-async def answer_to(reader: asyncio.StreamReader, apply: Apply) -> dict[str, Any]:
+async def answer_to(reader: asyncio.StreamReader, apply: Apply) -> Answer:
     """Execute one untrusted request, and return the answer."""
     try:
         async with asyncio.timeout(REQUEST_S):
-            request = json.loads(await reader.readline())
-            changes = await apply(as_script(request["apply"]))
+            fault = _FAULTS.read(await reader.readline())
+            changes = await apply(as_script(fault.text))
     except ConfigError as error:
-        return {"wrong": "; ".join(_located(problem) for problem in error.problems)}
+        return Answer(wrong="; ".join(_located(problem) for problem in error.problems))
     except TimeoutError:
-        return {"failed": f"it took more than {REQUEST_S:g} s"}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return {"failed": f"not a request: {text_of(error)}"}
-    except EmulatorError as error:
-        return {"failed": str(error)}
-    return {"changes": [str(change) for change in changes]}
+        return Answer(failed=f"it took more than {REQUEST_S:g} s")
+    except (EmulatorError, ValueError) as error:
+        return Answer(failed=text_of(error))
+    return Answer(changes=tuple(str(change) for change in changes))
 
 
 @contextlib.contextmanager

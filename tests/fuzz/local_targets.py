@@ -14,7 +14,7 @@ from typing import Any
 
 from isthmus.orchestrator.emulator.backend import EmulatorError
 from isthmus.orchestrator.emulator.emulations import named_emulator
-from isthmus.orchestrator.emulator.standing import answer_to, read_answer
+from isthmus.orchestrator.emulator.standing import Answer, Fault, answer_to, read_answer
 from isthmus.protos.errors import IsthmusError
 from isthmus.sites.worker.exchange.gateway_link import GatewayLink
 from isthmus.topology.documents.load import load_job, load_topology
@@ -22,6 +22,7 @@ from isthmus.topology.faults.loading import load_faults
 from isthmus.topology.faults.script import Change, Kill, Pause
 from isthmus.topology.spec.carried_folder import CarriedFile, CarriedFolder, CarriedLink
 from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_lines import line_of
 from isthmus.topology.spec.plan_wishes import Replan
 from isthmus.topology.spec.run_spec import RunSpec
 from tests.fakes.run_specs import spec_of
@@ -123,7 +124,8 @@ def _hear(data: bytes) -> None:
 
 
 def _request_samples() -> list[bytes]:
-    return [line({"apply": "link: [east, middle], rate: 10Mbit/s"}), line({"apply": "{heal: all}"})]
+    texts = ("link: [east, middle], rate: 10Mbit/s", "{heal: all}")
+    return [line_of(Fault(text=text)) for text in texts]
 
 
 def _answer_request(data: bytes) -> None:
@@ -138,9 +140,9 @@ def _answer_request(data: bytes) -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(data)
         reader.feed_eof()
-        return line(await answer_to(reader, apply))
+        return line_of(await answer_to(reader, apply))
 
-    read_answer(asyncio.run(answer()), "fuzz")
+    read_answer(asyncio.run(answer()))
 
 
 def _state(data: bytes) -> None:
@@ -183,9 +185,9 @@ LOCAL_TARGETS = (
     ),
     _target(
         "emulation-answer",
-        lambda data: read_answer(data, "fuzz"),
+        read_answer,
         (ConfigError, EmulatorError),
-        [line({"changes": ["a to b: cut", "b to a: cut"]})],
+        [line_of(Answer(changes=("a to b: cut", "b to a: cut")))],
         200,
     ),
     _target(

@@ -22,9 +22,10 @@ from isthmus.orchestrator.emulator.emulations import (
     is_up,
     named_emulator,
 )
-from isthmus.orchestrator.emulator.standing import read_answer
+from isthmus.orchestrator.emulator.standing import Answer, read_answer
 from isthmus.protos.errors import StateConflictError
 from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_lines import line_of
 
 
 def test_a_name_is_claimed_by_one_and_free_again(tmp_path: Path) -> None:
@@ -106,15 +107,15 @@ def test_only_what_surely_names_a_process_is_ever_ended(
 @pytest.mark.parametrize(
     ("answer", "kind", "told"),
     [
-        (b"", EmulatorError, "wan does not answer"),
-        (b"[" * 100_000, EmulatorError, "wan does not answer"),
-        (b"7", EmulatorError, "wan answers something else than changes"),
-        (b'{"changes": 7}', EmulatorError, "wan answers something else than changes"),
-        (b'{"failed": "gone"}', EmulatorError, "not done: gone"),
-        (b'{"wrong": "no such link"}', ConfigError, "no such link"),
+        (b"", EmulatorError, "emulation to command: the line is not JSON"),
+        (b"[" * 100_000, EmulatorError, "the line is not JSON"),
+        (b"7", EmulatorError, "want an object with one of the ops answer"),
+        (b'{"op": "answer", "changes": 7}', EmulatorError, r"answer\.changes: want a list"),
+        (b'{"op": "answer", "failed": "gone"}', EmulatorError, "not done: gone"),
+        (b'{"op": "answer", "wrong": "no such link"}', ConfigError, "no such link"),
     ],
 )
 def test_an_answer_that_is_none_is_told(answer: bytes, kind: type[Exception], told: str) -> None:
     with pytest.raises(kind, match=told):
-        read_answer(answer, "wan")
-    assert read_answer(b'{"changes": ["a to b: cut"]}', "wan") == ["a to b: cut"]
+        read_answer(answer)
+    assert read_answer(line_of(Answer(changes=("a to b: cut",)))) == ("a to b: cut",)
