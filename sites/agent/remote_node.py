@@ -9,17 +9,15 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any, TypeVar
 
 from isthmus.protos.blobs import Blobs
-from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint
 from isthmus.protos.errors import RemoteProtocolError
 from isthmus.protos.failure import Failure, text_of
 from isthmus.protos.private_files import users_umask
-from isthmus.sites.gateway.agent_port import Command
+from isthmus.sites.gateway.agent_port import Address, Command
 from isthmus.sites.node.children import KILL_S, send, start_leashed, wait_ended
 from isthmus.sites.node.failures import SiteError, describe_end
 from isthmus.sites.node.log_files import Lines, LogFiles
@@ -277,10 +275,9 @@ class RemoteNode:
             for part in blobs.parts(missing):
                 await self._stage(TakeBlob(id=next(self._ids), part=part.SerializeToString()))
 
-    async def start_gateways(self) -> list[GatewayEndpoint]:
+    async def start_gateways(self) -> Sequence[Address]:
         """Start the node's gateways and return their addresses for other sites."""
-        started = await self._stage(StartGateways(id=next(self._ids)))
-        return [GatewayEndpoint(**asdict(address)) for address in started]
+        return await self._stage(StartGateways(id=next(self._ids)))
 
     def tell_gateways(self, message: Command) -> None:
         """Send one command to each gateway."""

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from isthmus.protos import metrics
@@ -288,9 +288,10 @@ class SiteRun:
             self._epochs = EpochChange(
                 order.site.num_gateways, processes.tell_gateways, self._put_epoch
             )
-            endpoints = await processes.start_gateways()
+            addresses = await processes.start_gateways()
             if self._prepare.revoked:  # it may have come meanwhile
                 self.take_revoked(self._prepare.revoked)
+            endpoints = [GatewayEndpoint(**asdict(address)) for address in addresses]
             self._put(prepared=SitePrepared(**self._name, endpoints=endpoints))
             peers = await self._started  # the coordinator stops a run whose start takes too long
             await processes.connect(peers)
@@ -437,17 +438,7 @@ class SiteRun:
         )
 
     def _fail_stage(self, error: SiteError) -> None:
-        self.fail(
-            Failure(
-                code=error.code,
-                message=str(error),
-                at_s=time.monotonic(),
-                site=self._place.site,
-                node=error.node,
-                gateway=error.gateway,
-                log_path=error.log_path,
-            )
-        )
+        self.fail(replace(error.failure, at_s=time.monotonic(), site=self._place.site))
 
     def _on_said(self, tasks: asyncio.TaskGroup, gateway: int, message: agent_port.Report) -> None:
         """Handle a gateway's message, or a node's own.

@@ -94,7 +94,7 @@ class SiteProcesses:
         own = [] if self._own is None else self._own.children
         return [*own, *(node.process for node in self._others)]
 
-    async def start_gateways(self) -> list[GatewayEndpoint]:
+    async def start_gateways(self) -> Sequence[Address]:
         """Start the gateways of all nodes and return the addresses for other sites.
 
         Raises:
@@ -124,7 +124,7 @@ class SiteProcesses:
         self._others.sort(key=lambda node: node.index)
         return [endpoint for of_node in started for endpoint in of_node]
 
-    async def _start_node(self, node: int, place: NodePlace) -> list[GatewayEndpoint]:
+    async def _start_node(self, node: int, place: NodePlace) -> Sequence[Address]:
         """Start another node's supervisor, and have it start its gateways."""
         order, timeouts = self._order, self._order.spec.timeouts
         files: Mapping[str, bytes] = {}

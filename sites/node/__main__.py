@@ -30,7 +30,7 @@ from isthmus.protos.failure import Failure, reason_of, text_of
 from isthmus.protos.private_files import keep_private, private_folder
 from isthmus.protos.save_time import save_within_s
 from isthmus.protos.versions import build
-from isthmus.sites.gateway.agent_port import Address, Report
+from isthmus.sites.gateway.agent_port import Report
 from isthmus.sites.local.rank_messages import Metric
 from isthmus.sites.node.carried import blobs_of, missing_of
 from isthmus.sites.node.children import adopt_orphans, kill_descendants
@@ -216,7 +216,7 @@ class _Service:
         else:
             self._say(Answered(id=call.id, result=to_json(result)))
             return
-        self._say(Refused.of(call.id, failed))
+        self._say(Refused(id=call.id, failure=failed.failure))
 
     async def _call(self, call: Call[Any]) -> object:
         match call:
@@ -239,7 +239,7 @@ class _Service:
             raise SiteError("LAUNCH_FAILED", f"{call.op}: nothing was started here")
         match call:
             case StartGateways():
-                return tuple(map(Address.of, await supervisor.start_gateways()))
+                return tuple(await supervisor.start_gateways())
             case WaitConnected():
                 await supervisor.wait_connected()
             case WaitProbed():

@@ -16,9 +16,9 @@ class SiteError(Exception):
     ) -> None:
         super().__init__(message)
         self.code = code
-        self.node = node
-        self.gateway = gateway
-        self.log_path = log_path
+        self.failure = Failure(
+            code=code, message=message, node=node, gateway=gateway, log_path=log_path
+        )
 
 
 def rank_failure(failure: Failure, site: str, node: int) -> Failure:

@@ -12,12 +12,12 @@ import os
 import time
 from pathlib import Path
 
-from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint
 from isthmus.protos.errors import RemoteProtocolError
 from isthmus.protos.failure import Failure, text_of
 from isthmus.protos.own_processes import own_command
 from isthmus.sites.gateway.agent_port import (
     SAID,
+    Address,
     Command,
     Connected,
     Joined,
@@ -66,7 +66,7 @@ class Gateway:
         self.node = node
         self.log_path = log_path
         self.process = process
-        self.endpoint: GatewayEndpoint | None = None
+        self.address: Address | None = None
         self.listening = asyncio.Event()
         self.connected = asyncio.Event()
         self.joined = asyncio.Event()
@@ -145,9 +145,7 @@ class Gateway:
     def _handle(self, message: Said, listener: Listener) -> None:
         match message:
             case Listening(host=host, port=port):
-                self.endpoint = GatewayEndpoint(
-                    site=self._site, gateway=self.index, host=host, port=port
-                )
+                self.address = Address(site=self._site, gateway=self.index, host=host, port=port)
                 self.listening.set()
             case Connected():
                 self.connected.set()

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint
 from isthmus.protos.failure import Failure
-from isthmus.sites.gateway.agent_port import Command, Report
+from isthmus.sites.gateway.agent_port import Address, Command, Report
 from isthmus.sites.node.log_files import Lines
 from isthmus.sites.node.rank_stacks import RankStack
 
@@ -35,7 +34,7 @@ class Node(Protocol):
     Calls raise SiteError if they fail.
     """
 
-    async def start_gateways(self) -> list[GatewayEndpoint]:
+    async def start_gateways(self) -> Sequence[Address]:
         """Start the node's gateways and return their addresses for other sites."""
 
     def tell_gateways(self, message: Command) -> None:

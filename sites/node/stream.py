@@ -185,32 +185,17 @@ class Refused(Message):
     """A call's error."""
 
     id: int
-    code: str
-    message: str
-    node: int
-    gateway: int
-    log_path: str
-
-    @classmethod
-    def of(cls, call: int, error: SiteError) -> Refused:
-        """Return the message for an error of that call."""
-        return cls(
-            id=call,
-            code=error.code,
-            message=str(error),
-            node=error.node,
-            gateway=error.gateway,
-            log_path=error.log_path,
-        )
+    failure: Failure
 
     def error(self, node: int) -> SiteError:
         """Return the call's error; its place defaults to the node."""
+        what = self.failure
         return SiteError(
-            self.code,
-            self.message,
-            node=max(self.node, node),
-            gateway=self.gateway,
-            log_path=self.log_path,
+            what.code,
+            what.message,
+            node=max(what.node, node),
+            gateway=what.gateway,
+            log_path=what.log_path,
         )
 
 

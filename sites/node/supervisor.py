@@ -9,10 +9,10 @@ from pathlib import Path
 from signal import SIGTERM
 
 from isthmus.protos import metrics
-from isthmus.protos.control.v1.control_pb2 import GatewayEndpoint, Namespace
+from isthmus.protos.control.v1.control_pb2 import Namespace
 from isthmus.protos.security import InsecureAddressError, require_protected
 from isthmus.protos.training_part import CURE, what_lacks
-from isthmus.sites.gateway.agent_port import Command
+from isthmus.sites.gateway.agent_port import Address, Command
 from isthmus.sites.local.entry_folder import newest_whole, remove_states
 from isthmus.sites.local.rank_messages import Metric
 from isthmus.sites.node.children import send, wait_ended
@@ -86,7 +86,7 @@ class Supervisor:
         torchruns = [] if self._torchrun is None else [self._torchrun.process]
         return [*torchruns, *(gateway.process for gateway in self._gateways)]
 
-    async def start_gateways(self) -> list[GatewayEndpoint]:
+    async def start_gateways(self) -> Sequence[Address]:
         """Start the node's gateways and torchrun; return the gateways' addresses.
 
         Raises:
@@ -128,8 +128,8 @@ class Supervisor:
             sockets = [self._socket_path(index) for index in order.node_gateways(self._node)]
             self._torchrun = await Torchrun.start(order, self._node, sockets, self._inside_host)
         await self._wait_for_gateways("listen", [each.listening for each in self._gateways])
-        endpoints = [gateway.endpoint for gateway in self._gateways]
-        return [endpoint for endpoint in endpoints if endpoint is not None]
+        addresses = [gateway.address for gateway in self._gateways]
+        return [address for address in addresses if address is not None]
 
     def _lack(self, lack: str) -> str:
         machine = f"node {self._node} of site {self._order.site.name}"

@@ -124,7 +124,7 @@ def _said() -> list[bytes]:
         Failed.of(failure),
         FromGateway(gateway=2, message=Metric(kind="step")),
         Answered(id=0, result=to_json((endpoint,))),
-        Refused.of(0, SiteError("GATEWAY_EXITED", "gone", gateway=1)),
+        Refused(id=0, failure=Failure(code="GATEWAY_EXITED", message="gone", gateway=1)),
         Answered(id=1, result=to_json(stack)),
         Answered(id=2, result=[[["rank1", ["a line"]]], 7]),
     ]

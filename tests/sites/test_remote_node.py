@@ -143,10 +143,10 @@ async def test_a_node_is_given_what_it_lacks_of_the_carried_folder(tmp_path: Pat
 
 def test_an_error_of_a_call_names_its_node() -> None:
     error = SiteError("GATEWAY_EXITED", "gone", gateway=3, log_path="x")
-    message = NODE_LINES.read(line_of(Refused.of(7, error)))
+    message = NODE_LINES.read(line_of(Refused(id=7, failure=error.failure)))
     assert isinstance(message, Refused)
     told = message.error(1)
-    assert (told.code, str(told), told.node, told.gateway) == ("GATEWAY_EXITED", "gone", 1, 3)
+    assert told.failure == dataclasses.replace(error.failure, node=1)
 
 
 def test_a_launcher_gives_each_node_a_command() -> None:

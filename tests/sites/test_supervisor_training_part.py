@@ -32,7 +32,7 @@ def test_it_names_the_machine_and_the_cure(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(SiteError) as raised:
         asyncio.run(node.start_gateways())
     assert raised.value.code == "CANNOT_TRAIN"
-    assert raised.value.node == 1
+    assert raised.value.failure.node == 1
     assert str(raised.value) == (
         "node 1 of site eu cannot train, for torch is 2.8.0, older than 2.9: "
         "pip install 'isthmus[train]'"
