@@ -7,14 +7,13 @@ the first one, and that the bits of the other devices; a copy if it is equal; a 
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,6 +21,8 @@ import torch
 import torch.distributed as dist
 
 from isthmus.protos.own_processes import own_command
+from isthmus.topology.spec.errors import ConfigError
+from isthmus.topology.spec.json_lines import Kinds, line_of
 from isthmus.topology.spec.machine_facts import Burned
 
 _SIZE = 1024
@@ -29,6 +30,7 @@ _SIZE = 1024
 _COPY_NUMEL = 16 << 20
 _START_S = 120.0
 """Time to start the processes, and to end them, beside what was asked for."""
+_BURNED: Kinds[Burned] = Kinds("device to burn-in", Burned)
 
 
 def burn_in(for_s: float) -> list[Burned]:
@@ -88,8 +90,8 @@ def _ended(index: int, process: subprocess.Popen[bytes], deadline_s: float) -> B
         process.communicate()
         return Burned(index=index, device="", problem="it hangs")
     try:
-        return Burned(**json.loads(out))
-    except (ValueError, TypeError):
+        return _BURNED.read(out)
+    except ConfigError:
         lines = err.decode(errors="replace").strip().splitlines() or ["no word"]
         return Burned(index=index, device="", problem=f"its process ended with: {lines[-1]:.200}")
 
@@ -169,7 +171,7 @@ def main(arguments: Sequence[str]) -> None:
         copy_bytes_per_s=burn.copy_bytes_per_s,
         problem=problem,
     )
-    sys.stdout.write(json.dumps(asdict(burned)) + "\n")
+    sys.stdout.write(line_of(burned).decode())
     dist.destroy_process_group()
 
 

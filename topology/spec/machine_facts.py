@@ -180,8 +180,7 @@ class Facts:
     empty where the machine has one NUMA node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Burned:
+class Burned(Message):
     """What became of a device that was loaded for a while."""
 
     index: Count
