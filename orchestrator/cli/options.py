@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from isthmus.orchestrator.run_folder.home import RunChoice, is_folder_name
-from isthmus.topology.spec.units import parse_duration, parse_rate
+from isthmus.topology.spec.units import parse_duration
 from isthmus.topology.spec.world import EMULATORS
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -58,13 +58,6 @@ def _run_name(text: str) -> str:
     return text
 
 
-def _rate(text: str) -> float:
-    rate = parse_rate(text)
-    if rate <= 0:
-        raise ValueError("must be more than 0")
-    return rate
-
-
 ADDRESS = Parsed("host:port", _address)
 """HOST:PORT to dial."""
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -76,8 +69,6 @@ DURATION = Parsed("duration", parse_duration)
 """A duration with its unit, as `90s` or `2h`; given to the command in seconds."""
 RUN_NAME = Parsed("name", _run_name)
 """What may name a run or a benchmark, and so its folder."""
-RATE = Parsed("rate", _rate)
-"""A rate with its unit, as `10Gbit/s`; given to the command in bytes per second."""
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:

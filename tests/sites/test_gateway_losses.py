@@ -23,7 +23,8 @@ from isthmus.topology.spec.epoch import (
     Finished,
     Handover,
     Runs,
-    difference,
+    numbers_of,
+    runs_of,
     union,
 )
 from isthmus.topology.spec.json_fields import read_json
@@ -98,7 +99,8 @@ def handed_over(answers: Mapping[str, Mapping[str, Any]], round_: int) -> list[H
         Handover(donor, receiver, round_, 0, runs)
         for donor in have
         for receiver in have
-        if donor != receiver and (runs := difference(have[donor], have[receiver]))
+        if donor != receiver
+        and (runs := runs_of({*numbers_of(have[donor])} - {*numbers_of(have[receiver])}))
     ]
 
 

@@ -1,6 +1,7 @@
 """Jobs and topologies for simulations: equal sites, a step of about a second."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 from isthmus.topology.simulator.settings import Settings
@@ -82,3 +83,17 @@ def ends(run: SimulatedRun) -> Iterator[float]:
     """Yield when each site ends each step."""
     for step in run.steps:
         yield from (site.end_s for site in step)
+
+
+def efficiency(run: SimulatedRun, alone: SimulatedRun, skip: int = 0) -> float:
+    """Return the tokens per second of all sites together over the sum of the sites alone.
+
+    Computed over steps, so outages only affect `goodput`. The first `skip` steps do not count.
+    """
+    together, apart = (
+        math.fsum(
+            of.tokens(site, skip) / of.step_s(site, skip) for site in range(len(of.work.sites))
+        )
+        for of in (run, alone)
+    )
+    return together / apart

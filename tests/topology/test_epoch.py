@@ -11,7 +11,6 @@ from isthmus.topology.spec.epoch import (
     Epoch,
     Finished,
     Handover,
-    difference,
     finished_from_bytes,
     finished_to_bytes,
     handovers_from_bytes,
@@ -52,7 +51,6 @@ def test_runs_are_sets_of_chunks(seed: int) -> None:
     assert set(numbers_of(runs)) == one
     assert all(last + 1 < first for (_, last), (first, _) in itertools.pairwise(runs))
     assert union(runs, runs_of(other)) == runs_of(one | other)
-    assert difference(runs, runs_of(other)) == runs_of(one - other)
 
 
 def test_gateways_of_a_site_have_a_bucket_together() -> None:

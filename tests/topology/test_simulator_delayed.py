@@ -9,11 +9,11 @@ import pytest
 
 from isthmus.topology.model.step_model import exchange_time_s
 from isthmus.topology.simulator.settings import Rounds, Settings, Stragglers
-from isthmus.topology.simulator.simulation import SimulatedRun, efficiency, simulate, simulate_alone
+from isthmus.topology.simulator.simulation import SimulatedRun, simulate, simulate_alone
 from isthmus.topology.spec.compute import num_parameters, step_compute_s
 from isthmus.topology.spec.job import Job
 from isthmus.topology.spec.regime import Regime
-from tests.topology.simulated import PLAIN, a_job, a_topology, ends
+from tests.topology.simulated import PLAIN, a_job, a_topology, efficiency, ends
 
 TWENTY = dataclasses.replace(PLAIN, steps=20)
 

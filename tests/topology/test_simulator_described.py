@@ -13,7 +13,7 @@ from isthmus.topology.model.buckets import gradient_bytes
 from isthmus.topology.model.step_model import StepModel
 from isthmus.topology.planner.cuts import every_cut, placed_timings
 from isthmus.topology.simulator.settings import Settings
-from isthmus.topology.simulator.simulation import SimulatedRun, efficiency, simulate, simulate_alone
+from isthmus.topology.simulator.simulation import SimulatedRun, simulate, simulate_alone
 from isthmus.topology.simulator.step_work import described_buckets, inside_of
 from isthmus.topology.spec.job import Job, Placed
 from isthmus.topology.spec.model_shape import Degrees, layers_per_stage, workload_described
@@ -21,6 +21,7 @@ from isthmus.topology.spec.workload import DescribedModel, Parallel
 from isthmus.topology.spec.world import Topology
 from isthmus.topology.trees.tree_choice import plan_reduction
 from tests.fakes.described import described_job, sites_of_nodes
+from tests.topology.simulated import efficiency
 
 PLAIN = Settings(gateways_take_time=False)
 MODEL = DescribedModel(

@@ -19,7 +19,6 @@ from isthmus.topology.simulator.settings import (
 from isthmus.topology.simulator.simulation import (
     SimulatedRun,
     coding_s,
-    efficiency,
     simulate,
     simulate_alone,
 )
@@ -29,7 +28,7 @@ from isthmus.topology.spec.regime import regime_of
 from isthmus.topology.spec.workload import Parallel
 from isthmus.topology.spec.world import Topology
 from tests.fakes.described import MODEL, described_job, sites_of_nodes
-from tests.topology.simulated import PLAIN, a_job, a_topology
+from tests.topology.simulated import PLAIN, a_job, a_topology, efficiency
 
 RAW_BYTES = 4 * num_parameters(a_job().trainer.model)
 

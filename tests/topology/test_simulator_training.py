@@ -13,13 +13,13 @@ from isthmus.topology.documents.load import load_job, load_topology
 from isthmus.topology.model.buckets import buckets_of
 from isthmus.topology.model.step_model import exchange_time_s, step_time
 from isthmus.topology.simulator.settings import Settings
-from isthmus.topology.simulator.simulation import coding_s, efficiency, simulate, simulate_alone
+from isthmus.topology.simulator.simulation import coding_s, simulate, simulate_alone
 from isthmus.topology.spec.compute import num_parameters, step_compute_s
 from isthmus.topology.spec.job import Exchange, Job, Model, Reduction, Trainer
 from isthmus.topology.spec.world import Fabric
 from isthmus.topology.trees.codec_costs import COSTS
 from tests.topology.documents import JOB, TOPOLOGY, changed
-from tests.topology.simulated import PLAIN, a_job, a_topology, ends
+from tests.topology.simulated import PLAIN, a_job, a_topology, efficiency, ends
 
 TOLERANCE = 0.02
 """What buckets and chunks of a whole size leave: the closed forms know layers and mean chunks."""

@@ -119,20 +119,6 @@ def simulate_alone(job: Job, topology: Topology, settings: Settings | None = Non
     return simulate(dataclasses.replace(job, exchange=exchange), topology, settings)
 
 
-def efficiency(run: SimulatedRun, alone: SimulatedRun, skip: int = 0) -> float:
-    """Return the tokens per second of all sites together over the sum of the sites alone.
-
-    Computed over steps, so outages only affect `goodput`. The first `skip` steps do not count.
-    """
-    together, apart = (
-        math.fsum(
-            of.tokens(site, skip) / of.step_s(site, skip) for site in range(len(of.work.sites))
-        )
-        for of in (run, alone)
-    )
-    return together / apart
-
-
 def coding_s(work: StepWork) -> list[tuple[float, float]]:
     """Return the mean CPU seconds that one gateway of each site encodes and decodes in a step."""
     if work.schedule == "off":

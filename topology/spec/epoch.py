@@ -126,11 +126,6 @@ def union(*parts: Runs) -> Runs:
     return runs_of(number for runs in parts for number in numbers_of(runs))
 
 
-def difference(runs: Runs, others: Runs) -> Runs:
-    """Return the runs of chunks in `runs` that are not in `others`."""
-    return runs_of(set(numbers_of(runs)) - set(numbers_of(others)))
-
-
 def merged(parts: Iterable[Finished]) -> tuple[Finished, ...]:
     """Merge the finished chunks of several gateways: each bucket once, in order."""
     found: dict[tuple[int, int], list[Runs]] = {}

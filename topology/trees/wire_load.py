@@ -197,13 +197,6 @@ def has_packets(topology: Topology) -> bool:
     return not (topology.emulate and topology.emulator == "relay")
 
 
-def starts_slowly(topology: Topology) -> bool:
-    """Return whether connections of some link restart with small windows after pauses."""
-    return has_packets(topology) and any(
-        is_rested_slow(each.assumed_congestion) for each in topology.links
-    )
-
-
 class Wire:
     """Computes the load of exchanges of any size over a plan."""
 
