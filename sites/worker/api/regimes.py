@@ -21,7 +21,7 @@ from isthmus.sites.worker.layouts.layout_agreement import LayoutAgreement
 from isthmus.sites.worker.regimes.delayed import Delayed
 from isthmus.sites.worker.regimes.ladder import Ladder
 from isthmus.sites.worker.regimes.local_steps import LocalSteps
-from isthmus.sites.worker.regimes.loop import RegimeLoop
+from isthmus.sites.worker.regimes.loop import Attached, RegimeLoop
 from isthmus.sites.worker.regimes.open_steps import OpenSteps
 from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
 from isthmus.sites.worker.regimes.permitted import check_open, why_only_sync
@@ -139,13 +139,21 @@ class Regimes:
             site=context.index,
             num_sites=context.num_sites,
         )
-        make_loop: MakeLoop = partial(self._loop_of, hook, buckets, models, optimizers)
+        attached = Attached(
+            hook=hook,
+            buckets=buckets,
+            models=models,
+            optimizers=optimizers,
+            counts=lambda: not self._members.is_catching_up,
+            num_sites=self._num_sites,
+            warn=self._warn,
+        )
+        make_loop: MakeLoop = partial(self._loop_of, attached)
         if not may_change:
             self._make_loop = make_loop
             return buckets
         self.loop = self._ladder = Ladder(
-            hook,
-            buckets,
+            attached,
             self._regime,
             across=averaging.pipeline,
             inside=averaging.site_averages,
@@ -153,7 +161,6 @@ class Regimes:
             make_loop=make_loop,
             is_any=self._is_any,
             begun=self._note,
-            warn=self._warn,
         )
         return self._ladder
 
@@ -175,49 +182,29 @@ class Regimes:
 
     # ---------------------------------------------------------------- a loop
 
-    def _loop_of(
-        self,
-        hook: AgreedHook,
-        buckets: OuterBuckets,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[Optimizer],
-        regime: Regime,
-    ) -> RegimeLoop:
+    def _loop_of(self, attached: Attached, regime: Regime) -> RegimeLoop:
         """Have averages cross as the regime says."""
         averaging = self._averaging
         if not regime.is_local:
             return Delayed(
-                hook,
-                buckets,
-                models,
-                optimizers,
+                attached,
                 looks=regime.look,
-                counts=self._counts,
                 copy_state=lambda: averaging.site_averages.before_gradients(),
                 note_last=averaging.missing_sites.end_delay,
             )
-        make: Callable[..., LocalSteps] = LocalSteps
         if regime.kind == "streaming":
-            make = Streaming
-        elif regime.is_open:
-            check_open(self._context)
-            make = partial(
-                OpenSteps,
-                link=averaging.link,
-                missing_sites=averaging.missing_sites,
-                gives_numbers=lambda: self._numbers.are_used,
-                deadline_s=averaging.deadline_s,
-                tell=self._tell,
-            )
-        return make(
-            hook,
-            buckets,
-            models,
-            optimizers,
+            return Streaming(attached, regime)
+        if not regime.is_open:
+            return LocalSteps(attached, regime)
+        check_open(self._context)
+        return OpenSteps(
+            attached,
             regime,
-            num_sites=self._num_sites,
-            counts=self._counts,
-            warn=self._warn,
+            link=averaging.link,
+            missing_sites=averaging.missing_sites,
+            gives_numbers=lambda: self._numbers.are_used,
+            deadline_s=averaging.deadline_s,
+            tell=self._tell,
         )
 
     def _note(self, regime: Regime) -> None:
@@ -225,10 +212,6 @@ class Regimes:
         is_delayed = regime.kind == "delayed"
         self._averaging.missing_sites.delay_steps = 1 if is_delayed else regime.delay
         self._steps.verify_every = self._context.welcome.verify_every * regime.sync_every
-
-    def _counts(self) -> bool:
-        """Whether what this site makes of its data counts."""
-        return not self._members.is_catching_up
 
     def _num_sites(self, ahead: int) -> int:
         """Return how many sites take part so many steps after the next one, alike at all ranks."""

@@ -19,7 +19,7 @@ leave parameters without a gradient as they are. The last gradient is never appl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -30,11 +30,9 @@ from torch.optim import Optimizer
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.exchange.rounds import Round
 from isthmus.sites.worker.exchange.sharding import laid_out_as, local_of
-from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
 from isthmus.sites.worker.layouts.gradient_hook import GradientHook
 from isthmus.sites.worker.regimes.guesses import Guesses, exchange
-from isthmus.sites.worker.regimes.loop import RegimeLoop
-from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
+from isthmus.sites.worker.regimes.loop import Attached, RegimeLoop
 
 if TYPE_CHECKING:
     from isthmus.sites.checkpoint.training_state import Forms, Tensors
@@ -55,25 +53,17 @@ class Delayed(RegimeLoop):
 
     def __init__(
         self,
-        hook: AgreedHook,
-        buckets: OuterBuckets,
-        models: Iterable[nn.Module],
-        optimizers: Sequence[Optimizer],
+        attached: Attached,
         *,
         looks: bool,
-        counts: Callable[[], bool],
         copy_state: Callable[[], None],
         note_last: Callable[[int | None], None],
     ) -> None:
-        """Take over what `hook` leaves in `p.grad`.
+        """Take over what the hook leaves in `p.grad`.
 
         Args:
-            hook: averages gradients inside the site.
-            buckets: what crosses.
-            models: that are trained.
-            optimizers: of their parameters, in the order in which they step.
+            attached: what is trained.
             looks: compute gradients at a guess; else at the parameters.
-            counts: whether this site takes part now; else it only gets results.
             copy_state: called before a backward pass changes parameters.
             note_last: called in the last step, whose own gradient is applied in it, with the number
                 of the round of the step before; None: this process had none.
@@ -82,9 +72,9 @@ class Delayed(RegimeLoop):
             TypeError: nobody knows how to look ahead by one of the optimizers.
         """
         super().__init__()
-        self._hook = hook
-        self._buckets = buckets
-        self._counts = counts
+        hook = self._hook = attached.hook
+        self._buckets = attached.buckets
+        self._counts = attached.counts
         self._note_last = note_last
         self._trained = hook.trained
         self._gradients = {
@@ -112,9 +102,11 @@ class Delayed(RegimeLoop):
         self._guesses: Guesses | None = None
         """At which passes compute; None: they do at the parameters."""
         if looks:
-            self._guesses = Guesses(hook, models, optimizers, copy_state)
+            self._guesses = Guesses(attached, copy_state)
         hook.after_gradients = self._exchange_gradients
-        self._undo = [each.register_step_pre_hook(self._begin_step).remove for each in optimizers]
+        self._undo = [
+            each.register_step_pre_hook(self._begin_step).remove for each in attached.optimizers
+        ]
 
     # ---------------------------------------------------------------- what others ask
 

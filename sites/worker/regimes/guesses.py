@@ -9,47 +9,36 @@ gradients are given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from isthmus.sites.worker.checks.backward_passes import watch_backward
 from isthmus.sites.worker.checks.module_hooks import UntracedModuleHook
 from isthmus.sites.worker.exchange.sharding import is_sharded, local_of
-from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
 from isthmus.sites.worker.regimes.look_ahead import check_known, look_ahead, settings_of
+from isthmus.sites.worker.regimes.loop import Attached
 
 
 class Guesses:
     """One rank's guesses of its parameters. For the training thread."""
 
-    def __init__(
-        self,
-        hook: AgreedHook,
-        models: Iterable[nn.Module],
-        optimizers: Sequence[Optimizer],
-        copy_state: Callable[[], None],
-    ) -> None:
+    def __init__(self, attached: Attached, copy_state: Callable[[], None]) -> None:
         """Watch all passes from now on.
 
-        Args:
-            hook: has the parameters; is told where passes read other values than those before.
-            models: that are trained.
-            optimizers: of their parameters, in the order in which they step.
-            copy_state: called before a backward pass changes parameters.
+        `copy_state` is called before a backward pass changes parameters.
 
         Raises:
             TypeError: nobody knows how to look ahead by one of the optimizers.
         """
-        for each in optimizers:
+        for each in attached.optimizers:
             check_known(each)
-        self._hook = hook
-        self._trained = hook.trained
+        self._hook = attached.hook
+        """Is told where passes read other values than those before."""
+        self._trained = attached.hook.trained
         self._names = {id(each): name for name, each in self._trained.items()}
-        self._optimizers = optimizers
+        self._optimizers = attached.optimizers
         self._copy_state = copy_state
         self._places: dict[str, torch.Tensor] = {}
         """By which gradients to look ahead, then the guesses; in passes, what all sites have."""
@@ -70,7 +59,7 @@ class Guesses:
         self._is_away = False
         """The script wants all passes to compute at what all sites have."""
         self._undo: list[Callable[[], None]] = []
-        for model in models:
+        for model in attached.models:
             self._undo += [
                 model.register_forward_pre_hook(
                     UntracedModuleHook(self._begin_forward), prepend=True

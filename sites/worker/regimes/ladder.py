@@ -32,12 +32,10 @@ from isthmus.sites.worker.exchange.collectives import Ranks
 from isthmus.sites.worker.exchange.rounds import Landing, Round
 from isthmus.sites.worker.exchange.run_regime import RunRegime
 from isthmus.sites.worker.exchange.site_averages import BucketAverages
-from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
 from isthmus.sites.worker.layouts.canonical import Agreed, GradientPlan
 from isthmus.sites.worker.layouts.gradient_hook import GradientHook
 from isthmus.sites.worker.regimes.delayed import GRADIENT
-from isthmus.sites.worker.regimes.loop import RegimeLoop
-from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
+from isthmus.sites.worker.regimes.loop import Attached, RegimeLoop
 from isthmus.topology.spec.regime import Regime, Rung, regime_of
 
 if TYPE_CHECKING:
@@ -45,12 +43,11 @@ if TYPE_CHECKING:
 
 
 class Ladder(RegimeLoop):
-    """A loop that is another one in each regime, and none in sync. For the training thread."""
+    """A loop that hands over to that of the present regime. For the training thread."""
 
     def __init__(
         self,
-        hook: AgreedHook,
-        buckets: OuterBuckets,
+        attached: Attached,
         regime: RunRegime,
         *,
         across: BucketAverages,
@@ -59,13 +56,11 @@ class Ladder(RegimeLoop):
         make_loop: Callable[[Regime], RegimeLoop],
         is_any: Callable[[bool], bool],
         begun: Callable[[Regime], None],
-        warn: Callable[[str], None],
     ) -> None:
         """Know no buckets yet: `agree` comes next, and `begin`.
 
         Args:
-            hook: hands gradients over.
-            buckets: what crosses in the other regimes.
+            attached: what is trained; its hook hands gradients over to all sites in sync.
             regime: of the run; changed here.
             across: averages gradients over all sites.
             inside: averages them over this one.
@@ -73,15 +68,16 @@ class Ladder(RegimeLoop):
             make_loop: begins the loop of a regime.
             is_any: returns whether something is so at any rank of any site: a collective of all.
             begun: called when another regime has begun.
-            warn: tells people something.
         """
         super().__init__()
-        self._hook, self._buckets, self._regime = hook, buckets, regime
+        hook = self._hook = attached.hook
+        self._buckets, self._regime = attached.buckets, regime
         self._averages = (across, inside)
         self._plans: list[tuple[Agreed, GradientPlan] | None] = [None, plan_inside]
         """How gradients cross in sync, which the others may yet have to tell; and inside the
         site."""
-        self._make_loop, self._is_any, self._begun, self._warn = make_loop, is_any, begun, warn
+        self._make_loop, self._is_any, self._begun = make_loop, is_any, begun
+        self._warn = attached.warn
         self._loop = RegimeLoop()
         self._is_ending = False
         """One more step of the present loop is needed for that."""

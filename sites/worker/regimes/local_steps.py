@@ -16,24 +16,21 @@ Training waits for the round. Gradients and their norms are the site's own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from isthmus.protos.errors import ScriptError
 from isthmus.sites.worker.checks.use_watch import UseWatch
 from isthmus.sites.worker.exchange.rounds import Landing
 from isthmus.sites.worker.exchange.sharding import local_of
-from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
 from isthmus.sites.worker.layouts.gradient_hook import GradientHook
 from isthmus.sites.worker.regimes.global_state import GlobalState
 from isthmus.sites.worker.regimes.inner_moments import average_moments
-from isthmus.sites.worker.regimes.loop import RegimeLoop
-from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets, written
+from isthmus.sites.worker.regimes.loop import Attached, RegimeLoop
+from isthmus.sites.worker.regimes.outer_buckets import written
 from isthmus.sites.worker.regimes.outer_shard import OuterShard, Rates
 from isthmus.topology.spec.regime import Regime
 
@@ -51,37 +48,19 @@ class LocalSteps(RegimeLoop):
 
     stays_inside = True
 
-    def __init__(
-        self,
-        hook: AgreedHook,
-        buckets: OuterBuckets,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[Optimizer],
-        regime: Regime,
-        *,
-        num_sites: Callable[[int], int],
-        counts: Callable[[], bool],
-        warn: Callable[[str], None],
-    ) -> None:
-        """Count the tokens of what `hook` averages inside the site.
+    def __init__(self, attached: Attached, regime: Regime) -> None:
+        """Count the tokens of what the hook averages inside the site.
 
         Args:
-            hook: averages gradients inside the site.
-            buckets: what crosses.
-            models: that are trained.
-            optimizers: the inner ones, in the order in which they step.
+            attached: what is trained; the optimizers are the inner ones.
             regime: a local kind.
-            num_sites: returns how many sites take part, the same at all ranks, so many steps after
-                the next one.
-            counts: whether this site takes part now; else it only gets results.
-            warn: tells people something.
         """
         super().__init__()
-        self._hook = hook
-        self._buckets = buckets
+        hook = self._hook = attached.hook
+        buckets = self._buckets = attached.buckets
         self._regime = regime
-        self._num_sites = num_sites
-        self._counts = counts
+        self._num_sites = attached.num_sites
+        self._counts = attached.counts
         self._trained = hook.trained
         self._state = GlobalState(buckets, self._trained, has_momentum=regime.full_momentum > 0)
         self._tokens = [0.0] * regime.fragments
@@ -100,11 +79,13 @@ class LocalSteps(RegimeLoop):
         """The first step of the round whose gradient of the site was not finite, on its device; 0:
         none was."""
         hook.after_gradients = self._note_gradients
-        self._optimizers = optimizers
+        self._optimizers = attached.optimizers
         self._is_over = False
         """The step has ended for which there were gradients last."""
-        self._undo = [each.register_step_pre_hook(self._before_step).remove for each in optimizers]
-        self._undo.append(UseWatch(models, self._own_since, warn).close)
+        self._undo = [
+            each.register_step_pre_hook(self._before_step).remove for each in self._optimizers
+        ]
+        self._undo.append(UseWatch(attached.models, self._own_since, attached.warn).close)
 
     # ---------------------------------------------------------------- what others ask
 

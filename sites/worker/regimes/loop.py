@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch import nn
+from torch.optim import Optimizer
+
 from isthmus.sites.worker.exchange.rounds import Landing, Round
+from isthmus.sites.worker.layouts.agreed_hook import AgreedHook
 from isthmus.sites.worker.layouts.gradient_hook import GradientHook
+from isthmus.sites.worker.regimes.outer_buckets import OuterBuckets
 
 if TYPE_CHECKING:
     from isthmus.sites.checkpoint.training_state import Forms, Tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """What is trained together in regimes other than `sync`, and by what it crosses."""
+
+    hook: AgreedHook
+    """Averages gradients inside the site."""
+    buckets: OuterBuckets
+    """What crosses between sites."""
+    models: Sequence[nn.Module]
+    optimizers: Sequence[Optimizer]
+    """Of the models' parameters, in the order in which they step."""
+    counts: Callable[[], bool]
+    """Whether this site takes part now; else it only gets results."""
+    num_sites: Callable[[int], int]
+    """How many sites take part so many steps after the next one, the same at all ranks."""
+    warn: Callable[[str], None]
+    """Tells people something."""
 
 
 class RegimeLoop:

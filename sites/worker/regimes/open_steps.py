@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,10 +30,12 @@ from isthmus.sites.worker.exchange.missing_sites import MissingSites
 from isthmus.sites.worker.exchange.rounds import Landing, Round
 from isthmus.sites.worker.exchange.sharding import local_of
 from isthmus.sites.worker.regimes.local_steps import LocalSteps
+from isthmus.sites.worker.regimes.loop import Attached
 from isthmus.sites.worker.regimes.open_rounds import OpenRounds, PassedOver, Turn
 from isthmus.sites.worker.regimes.outer_buckets import written
 from isthmus.sites.worker.regimes.outer_shard import Rates
 from isthmus.sites.worker.regimes.round_clock import RoundClock
+from isthmus.topology.spec.regime import Regime
 
 
 class OpenSteps(LocalSteps):
@@ -55,28 +56,29 @@ class OpenSteps(LocalSteps):
 
     def __init__(
         self,
-        *arguments: Any,  # noqa: ANN401 - those of LocalSteps
+        attached: Attached,
+        regime: Regime,
+        *,
         link: Link,
         missing_sites: MissingSites,
         gives_numbers: Callable[[], bool],
         deadline_s: float,
         tell: Callable[[str], None],
         now_s: Callable[[], float] = time.monotonic,
-        **more: Any,  # noqa: ANN401 - those of LocalSteps
     ) -> None:
         """Count as `LocalSteps`.
 
         Args:
-            arguments: of `LocalSteps`.
+            attached: as `LocalSteps`.
+            regime: as `LocalSteps`, with `min_steps`.
             link: tells of rounds that end, and is told.
             missing_sites: is told of rounds that this site was passed over in.
             gives_numbers: whether the script takes the numbers of steps from `site.steps`.
             deadline_s: for every wait.
             tell: tells people something of this site.
             now_s: the clock.
-            more: of `LocalSteps`.
         """
-        super().__init__(*arguments, **more)
+        super().__init__(attached, regime)
         self._missing_sites = missing_sites
         self._gives_numbers = gives_numbers
         self._tell = tell
