@@ -579,7 +579,11 @@ class Simulation:
         if self._is_over:
             raise BrokenPromiseError(f"the run ends again: {end}")
         self._is_over = True
-        working = [site.name for site in self._working() if not site.is_fenced]
+        working = [
+            site.name
+            for site in self._working()
+            if not (site.is_fenced or self._is_mute(site.name))
+        ]
         has_forks = any(each.is_forked for each in self.sites.values())
         match end["state"], end["reason_code"]:
             case RunState.SUCCEEDED, code:
