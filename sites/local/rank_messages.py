@@ -21,7 +21,7 @@ from isthmus.protos.errors import (
 )
 from isthmus.protos.failure import Failure
 from isthmus.protos.limits import LOCAL_MESSAGE_BYTES
-from isthmus.sites.local.chunk_grid import Sharing, sharing_of
+from isthmus.sites.local.sharing import Sharing, sharing_of
 from isthmus.sites.local.squares import Units
 from isthmus.topology.spec.json_fields import Message
 from isthmus.topology.spec.json_lines import Kinds, line_of

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _UNITS_PER_ONE: Final = 298
 """Units per 1.0 as a power of two: the smallest float32 is 2**-149."""
@@ -70,5 +71,7 @@ def units_of_words(words: Sequence[int]) -> int | None:
 
 def units_in(values: npt.NDArray[np.float32]) -> int | None:
     """Return the sum of squares of an array in units, if no gateway has computed it."""
+    import numpy as np  # agents read of squares, and need no numpy for that
+
     blocks = [values[at : at + _BLOCK_NUMEL] for at in range(0, len(values), _BLOCK_NUMEL)]
     return total_of(units_of(float(np.square(each, dtype=np.float64).sum())) for each in blocks)

@@ -6,7 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from isthmus.sites.local.chunk_grid import grid, sharing_of
+from isthmus.sites.local.chunk_grid import grid
+from isthmus.sites.local.sharing import sharing_of
 
 RANKS = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
 

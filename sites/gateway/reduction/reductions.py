@@ -12,8 +12,9 @@ from isthmus.sites.gateway.config import GatewayConfig
 from isthmus.sites.gateway.reduction.chunk_reduction import Bucket, BucketReduction
 from isthmus.sites.gateway.reduction.epochs import PlanInForce
 from isthmus.sites.gateway.reduction.residuals import KeptResiduals, Residuals
-from isthmus.sites.local.chunk_grid import Grid, Sharing, grid
+from isthmus.sites.local.chunk_grid import Grid, grid
 from isthmus.sites.local.rank_messages import Reduce
+from isthmus.sites.local.sharing import Sharing
 
 
 class Reductions:

@@ -13,9 +13,10 @@ from typing import Final
 
 import torch
 
-from isthmus.sites.local.chunk_grid import grid, sharing_of
+from isthmus.sites.local.chunk_grid import grid
 from isthmus.sites.local.rank_messages import EncodingOffer
 from isthmus.sites.local.regions import FLOAT_BYTES
+from isthmus.sites.local.sharing import sharing_of
 from isthmus.sites.worker.exchange.device_codecs import DEVICE_CODECS, DeviceCodec
 from isthmus.topology.spec.errors import ConfigError
 
