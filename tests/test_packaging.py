@@ -114,7 +114,7 @@ def test_what_lies_where_a_process_of_ours_starts_hides_nothing(
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('not for you')")
     done = run_python(unpacked, tmp_path, *own_command("isthmus.sites.facts")[1:])
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["facts"]["build"]
+    assert json.loads(done.stdout)["result"]["build"]
 
 
 ENCODE = """
