@@ -50,11 +50,8 @@ FEW_SLOW_SEEDS = 1
 DRAWN_LIMIT_S = 240.0
 """Tests that may take longer are not drawn."""
 RUNS = "tests/multiprocess/"
-SHARED = (
-    *("tests/topology/", "tests/fuzz/", "tests/conformance/"),
-    *("tests/test_packaging.py", "tests/cli/test_slim_client.py"),
-)
-"""Where the tests of a file share what takes long to make."""
+RANKS = re.compile(r"import .*\brun_ranks\b|from tests\.fakes\.two_sites|test_sharded_checkpoints")
+"""What stands in a file of tests whose ranks are forked from a server that takes long to start."""
 PURE = {"topology", "sim"}
 """Folders of tests that only compute. With coverage they take three times as long."""
 
@@ -142,8 +139,15 @@ def pytest_collection() -> Generator[None]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out later seeds and exhaustive tests, unless `--all` asks for them."""
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.path)  # they began in different places
+    if hasattr(config, "workerinput"):  # each began in another place
+        starting = {item.path for item in items if item.get_closest_marker("multiprocess")}
+        items.sort(
+            key=lambda item: (
+                not item.nodeid.startswith(RUNS),
+                item.path not in starting,
+                str(item.path),
+            )
+        )
     shard = config.getoption("--shard")
     if config.getoption("--all") and shard is None:
         return
@@ -187,24 +191,27 @@ def _is_for_all(item: pytest.Item, seeds: set[object]) -> bool:
 class InOnePlace(LoadScopeScheduling):  # type: ignore[misc] # without types
     """Gives whole runs to one worker: two at a time would only wait for each other's processors.
 
+    And what forks ranks to another one, for a server takes seconds of a processor to start; the
+    rest by files, in the order of the collection: files without processes come last, and are short.
+    A unit for each test would cost xdist as much again as the tests that are quickest.
+
     A scheduler and not xdist's groups, for these have no effect with pytest 9.2: xdist 3.8 writes
     them into an attribute that is not read any more.
     """
 
+    def __init__(self, *arguments: object) -> None:
+        """Have no test yet."""
+        super().__init__(*arguments)
+        self._units: dict[str, str] = {}
+        """By file."""
+
     def _split_scope(self, nodeid: str) -> str:
-        """Return what goes to one worker together: whole runs, files that share plans; else a test.
-
-        Single tests come last, and fill both workers up to the end.
-        """
-        if nodeid.startswith(RUNS):
-            return RUNS
-        return nodeid.partition("::")[0] if nodeid.startswith(SHARED) else nodeid
-
-    def _assign_work_unit(self, node: object) -> None:
-        """Hand out whole runs before all else: they take longest."""
-        if RUNS in self.workqueue:
-            self.workqueue.move_to_end(RUNS, last=False)
-        super()._assign_work_unit(node)
+        """Return what goes to one worker together: whole runs, all that forks ranks, or a file."""
+        path = nodeid.partition("::")[0]
+        if path not in self._units:
+            forks = RANKS.search((ROOT / path).read_text()) is not None
+            self._units[path] = RUNS if path.startswith(RUNS) else "ranks" if forks else path
+        return self._units[path]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> InOnePlace:
