@@ -39,11 +39,16 @@ EVERYTHING = (
 """What has to have happened in any few hundred runs, or they would show little."""
 CAUGHT_BY = {
     "no_fence": 100,
+    "mixed_views": 10,
     "ranges_twice": 11,
     "entry_forgotten": 62,
+    "ends_at_once": 7,
     "script_goes_on": 38,
-    "follower_stopped": 12,
+    "released_early": 7,
+    "follower_stopped": 32,
     "no_chain_check": 63,
+    "early_end_unseen": 7,
+    "generation_not_persisted": 11,
     "drop_forgotten": 25,
     "done_forgotten": 244,
 }

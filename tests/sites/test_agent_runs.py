@@ -149,7 +149,11 @@ async def test_a_line_of_the_prologue_that_fails_is_named(tmp_path: Path) -> Non
         pytest.param(
             *(1, "exit", "SCRIPT_FAILED", 17, "exiting with 17"), marks=pytest.mark.exhaustive
         ),
-        (2, "raise", "SCRIPT_FAILED", 1, "ValueError: a mistake in the script"),
+        (1, "raise", "SCRIPT_FAILED", 1, "ValueError: a mistake in the script"),
+        pytest.param(
+            *(2, "raise", "SCRIPT_FAILED", 1, "ValueError: a mistake in the script"),
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param(1, "kill", "RANK_KILLED", -9, "", marks=pytest.mark.exhaustive),
     ],
 )

@@ -32,6 +32,7 @@ def test_gradients_are_those_of_one_process(tmp_path: Path) -> None:
     places = [[0, 1, 0, 4], [0, 3, 1, 4], [1, 3, 2, 4], [2, 3, 3, 4]]
     assert [saved[name]["place"] for name in NAMES] == places
     _check_reports(gateways)
+    assert _norms_of_first_step(gateways) == {"site0": [None] * 2, "site1": [None] * 2}
 
 
 def _check_reports(gateways: FakeGateways) -> None:
@@ -49,22 +50,21 @@ def _check_reports(gateways: FakeGateways) -> None:
     assert gateways.digests[0][2]["names"][0] == "layers.0.weight"
 
 
-@pytest.mark.parametrize("job", [["noise_scale=true"], []], ids=["asked for", "not"])
-def test_sites_measure_their_own_gradients_where_the_job_asks_for_it(
-    tmp_path: Path, job: list[str]
-) -> None:
-    """Of step 1, all of whose gradients are those of the model as it was built."""
-    _, gateways = run(tmp_path, programs.train, job=job)
+def _norms_of_first_step(gateways: FakeGateways) -> dict[str, list[float | None]]:
+    """Return the norms of a site's own and of the mean gradient, by site; None: not measured."""
     names = (metrics.SITE_GRADIENT_NORM, metrics.MEAN_GRADIENT_NORM)
-    found = {
+    return {
         site: [each["values"].get(name) for name in names]
         for site, _, each in gateways.metrics
         if each["kind"] == metrics.STEP and each["step"] == 1
     }
+
+
+def test_sites_measure_their_own_gradients_where_the_job_asks_for_it(tmp_path: Path) -> None:
+    """Of step 1, all of whose gradients are those of the model as it was built."""
+    _, gateways = run(tmp_path, programs.train, job=["noise_scale=true"])
+    found = _norms_of_first_step(gateways)
     assert len(found) == 2
-    if not job:
-        assert [*found.values()] == [[None, None]] * 2
-        return
     net = programs.build(seed=0)
     for site, ranks in (("site0", [0]), ("site1", [1, 2, 3])):
         for name_index, some in enumerate((ranks, range(4))):
@@ -112,7 +112,10 @@ def test_mistakes_are_named(tmp_path: Path, program: Program, key: str, said: st
     ("message", "kind"),
     [
         ({"code": "PEER_LOST", "message": "site eu is away", "site": "eu"}, "PeerLostError"),
-        ({"code": "CORRUPT_DATA", "message": "chunk 3", "site": "eu"}, "CorruptDataError"),
+        pytest.param(
+            *({"code": "CORRUPT_DATA", "message": "chunk 3", "site": "eu"}, "CorruptDataError"),
+            marks=pytest.mark.exhaustive,  # a code's error: tests/protos/test_failure.py
+        ),
         (None, "IsthmusError"),
     ],
     ids=["peer lost", "corrupt", "gateway died"],
