@@ -58,7 +58,7 @@ def test_a_store_that_takes_nothing_more_is_said(run: Bench) -> None:
     text = job_yaml(entrypoint=str(SCRIPT)) + job + f"arguments: ['{STEPS}', plain]\n"
     path = run.write(topology, text)
     (store / "r").mkdir(parents=True)
-    (store / "r" / f".step-{STEPS:08}.g1").write_text("in the way")
+    (store / "r" / f".step-{STEPS:08}.g2").write_text("in the way")
     done = run.isthmus("launch", str(path), "--run-id", "r", "--json")
     data = done.check(ExitCode.WITH_LOSSES).envelope["data"]
     assert f"the last checkpoint, of step {STEPS}, failed at site a" in data["reason"]
