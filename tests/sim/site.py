@@ -90,6 +90,10 @@ class BrokenPromiseError(AssertionError):
     """An invariant does not hold."""
 
 
+class NotSimulatedError(Exception):
+    """Sites need notice of different lengths; real ones would agree on the longest."""
+
+
 @dataclass(slots=True)
 class Outside:
     """What a site can do beyond itself."""
@@ -113,8 +117,8 @@ class Outside:
     last_round: Callable[[str], int]
     """Tells with which round the job is done at a site."""
     mutant: str = ""
-    noticed: dict[int, int] = field(default_factory=dict)
-    """By round, after how many steps the members said that sites take part again."""
+    noticed: dict[tuple[int, tuple[str, ...]], int] = field(default_factory=dict)
+    """By round and sites, after how many steps the members said that these take part again."""
 
 
 @dataclass(slots=True)
@@ -281,11 +285,11 @@ class SimSite:
 
     def _notice_steps(self, sites: Sequence[str]) -> int:
         """Return after how many steps all ranks know: a round ends with the last of them."""
-        most = self.data.notice_steps(sites)
+        most, asked = self.data.notice_steps(sites), (self.completed, tuple(sites))
         if self.data.history.is_catching_up:  # what it says counts for nothing
-            most = self.outside.noticed.get(self.completed, most)
-        else:
-            self.outside.noticed[self.completed] = most
+            most = self.outside.noticed.get(asked, most)
+        elif self.outside.noticed.setdefault(asked, most) != most:
+            raise NotSimulatedError
         if most > NOTICE_ROUNDS * self.steps_of_round:
             raise BrokenPromiseError(f"{self.name}: {sites} take part after {most} steps' notice")
         return -(-most // self.steps_of_round) * self.steps_of_round
