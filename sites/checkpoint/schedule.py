@@ -10,7 +10,7 @@ from isthmus.topology.spec.job import Checkpoint
 
 
 class Schedule:
-    """One rank's, which says the same at every rank of every site. For the training thread."""
+    """Tells each rank of each site the same. For the training thread."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Schedule:
         return is_due
 
     def restart(self) -> None:
-        """Begin anew with the next step that is asked about: what follows is as in a new run."""
+        """Count anew from the next step that is asked about, as a run does that begins with it."""
         self._restarts = True
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The regime in which a rank trains what is attached: whether it may change, and the loops."""
+"""The regime in which a rank trains: whether it may change, and the loop that belongs to it."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Regimes:
     """One rank's part in the regimes of a run. For the training thread."""
 
     def __init__(self, rank: Rank, averaging: Averaging) -> None:
-        """Have gradients cross, as long as nothing else is attached."""
+        """Begin in sync, as long as nothing is attached."""
         self._context, self._members = rank.context, rank.members
         self._steps, self._numbers, self._records = rank.steps, rank.numbers, rank.records
         self._averaging, self._regime = averaging, rank.regime
         self.loop = RegimeLoop()
-        """What a rank does about rounds, beside its hooks."""
+        """That of the present regime."""
         self._ladder: Ladder | None = None
-        """The loop, where it may be another one in the end; None: the regime stays as it is."""
+        """The same loop, where the regime may change; None: it stays as it is."""
         self._make_loop: MakeLoop | None = None
         """Makes the loop of a regime that stays as it is; None: there is none to be made."""
         rank.steps.before_end = lambda step: self.loop.before_end(step)

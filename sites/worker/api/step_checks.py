@@ -1,4 +1,4 @@
-"""What watches that each step of what is attached is one of all sites, and computes alike."""
+"""Checks each step of what is attached: that its gradients crossed, and that all compute alike."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _GLOBAL, _MOMENTUM = "global/", "momentum/"
 
 
 class GlobalState:
-    """One rank's part of it, the `OuterState` of a checkpoint. For the training thread."""
+    """One rank's part of the global parameters and momentum. For the training thread."""
 
     def __init__(
         self, buckets: OuterBuckets, trained: Mapping[str, nn.Parameter], *, has_momentum: bool

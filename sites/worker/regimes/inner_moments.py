@@ -1,4 +1,4 @@
-"""Moments of the inner optimizers, which are averaged over the sites where one state is needed."""
+"""Averages the moments of inner optimizers over the sites, where one state of all is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank does about rounds, beside what its hooks do in the backward pass."""
+"""A rank's part in a regime, beside what its hooks do in the backward pass."""
 
 from __future__ import annotations
 
