@@ -31,13 +31,14 @@ site = isthmus.join()
 model = DistributedDataParallel(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
 site.attach(model, optimizer)
+start = site.checkpoint(model, optimizer)
 generator = torch.Generator().manual_seed(site.global_rank)
-for _ in range(2):
+for _ in range(start, start + 2):
     optimizer.zero_grad()
     model(torch.randn(8, 4, generator=generator)).square().mean().backward()
     optimizer.step()
 found = {
-    "site": site.name, "rate": RATE, "text": Path("data/text.txt").read_text(),
+    "site": site.name, "rate": RATE, "start": start, "text": Path("data/text.txt").read_text(),
     "folder": os.getcwd(), "tool": os.access("tool.sh", os.X_OK), "ignored": Path("big.pt").exists(),
     "fetched": Path(os.environ["ISTHMUS_DATA"], "corpus.bin").read_text(),
     "flag": os.environ.get("FROM_PROLOGUE"),
@@ -79,6 +80,7 @@ def project(run: Bench, launchers: Mapping[str, str]) -> Path:
     (folder / "job.yaml").write_text(
         job_yaml(entrypoint="train.py")
         + f"data: [{{url: 'file://{corpus}', digest: 'sha256:{digest}'}}]\n"
+        + f"checkpoint: {{every: 1 steps, to: {run.folder}/stored}}\n"
     )
     return folder
 
@@ -90,7 +92,7 @@ def found(run: Bench, run_id: str) -> dict[str, dict[str, Any]]:
 
 
 def test_two_sites_over_ssh_train_what_they_have_nothing_of(run: Bench, server: Sshd) -> None:
-    """From `up` to `down`, and what a second launch carries after a line has changed."""
+    """From `up` to `down`; a second launch carries the line that has changed, and is resumed."""
     folder = project(
         run, {site: server.launcher(sys.executable, run.folder / f"at-{site}") for site in "ab"}
     )
@@ -113,20 +115,22 @@ def test_two_sites_over_ssh_train_what_they_have_nothing_of(run: Bench, server: 
     for site, each in told.items():
         assert Path(each["folder"]).is_relative_to(run.folder / f"at-{site}")
         assert (each["text"], each["rate"], each["tool"]) == ("words", 0.1, True)
+        assert each["start"] == 0
         assert (each["fetched"], each["flag"]) == (CORPUS, site)
         assert (each["ignored"], each["left_over"]) == (False, [])
 
     (folder / "beside.py").write_text("RATE = 0.2\n")
     begun_s = time.monotonic()
-    started = run.start("launch", str(folder / "job.yaml"), "--detach", "--json")
+    started = run.start("launch", str(folder / "job.yaml"), "--detach", "--json", "--resume")
     out, err = started.communicate(timeout=60)
     carried_s = time.monotonic() - begun_s
     assert started.returncode == 0, f"{out}\n{err}"
     assert "carrying 11B: 1 of 7 files, beside.py" in err
     assert "line 1: +RATE = 0.2" in err
+    assert f"resumes {first['run_id']} after step 2: " in err
     second = json.loads(out)["data"]["run_id"]
     run.isthmus("wait", second).check()
-    assert {each["rate"] for each in found(run, second).values()} == {0.2}
+    assert {(each["rate"], each["start"]) for each in found(run, second).values()} == {(0.2, 2)}
     run.isthmus("down", topology).check()
     assert carried_s < 20, "most of it is the start of the command"
     assert of_run(run) == []
