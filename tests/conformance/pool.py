@@ -31,6 +31,8 @@ from isthmus.orchestrator.core.same_data import SameDataWatch
 from isthmus.orchestrator.core.step_comparison import StepComparison, StepEnd
 from isthmus.protos import metrics
 from isthmus.protos.checkpoint.store import checkpoint_name
+from isthmus.sites.gateway.agent_port import Said
+from isthmus.sites.local.rank_messages import Digest, Metric
 from isthmus.sites.node.gateway_configs import gateway_config
 from tests.conformance.case import EQUAL, FINITE, STEPS, Case, Kind, Refused, Way
 from tests.conformance.coordinated import Coordinated
@@ -273,24 +275,25 @@ def verdict_of(members: Sequence[Member], case: Case, way: Way, kind: Kind) -> E
     steps = dict.fromkeys(ranks, 0)
     for member in members:
         site = member.config.site
-        for told in member.messages:
+        for told in member.said:
             end = _step_end(site, told)
             unlike = comparison.report(end) if end is not None else None
             if unlike is not None:
                 return End(error="STEPS_DIFFER", text=str(unlike))
-            if told["op"] == "digest":
-                names = (told["rank"], told["step"], told["combined"])
-                different = digests.report(site, *names, told["tensors"], told["names"])
+            if isinstance(told, Digest):
+                different = digests.report(
+                    site, told.rank, told.step, told.combined, told.tensors, told.names
+                )
                 if different is not None:
                     return End(error="PARAMETERS_DIFFER", text=str(different))
-            if told["op"] == "metric" and told["kind"] == metrics.SAMPLER:
-                sampled.add(told["labels"][metrics.DATA])
+            if isinstance(told, Metric) and told.kind == metrics.SAMPLER:
+                sampled.add(told.labels[metrics.DATA])
             if len(sampled) > 1:
                 return End(error="DATA_DIFFERS", text=" and ".join(sorted(sampled)))
-            if told["op"] == "metric" and told["kind"] == metrics.STEP:
-                steps[site] = max(steps[site], told["step"])
+            if isinstance(told, Metric) and told.kind == metrics.STEP:
+                steps[site] = max(steps[site], told.step)
                 same = same_data.report(
-                    site, told["step"], int(told["values"].get(metrics.GRADIENT_HASH, 0))
+                    site, told.step, int(told.values.get(metrics.GRADIENT_HASH, 0))
                 )
                 if same is not None and same.times > 1 and not has_twins(kind, case, way):
                     return End(error="SAME_DATA", text=str(same))
@@ -301,13 +304,14 @@ def verdict_of(members: Sequence[Member], case: Case, way: Way, kind: Kind) -> E
     return None
 
 
-def _step_end(site: str, told: Mapping[str, Any]) -> StepEnd | None:
+def _step_end(site: str, told: Said) -> StepEnd | None:
     """Return what a message says of the rounds of a step, if it does."""
-    is_step = told["op"] == "metric" and told["kind"] == metrics.STEP
-    if told["op"] != "digest" and not is_step:
-        return None
-    round_ = int(told["values"].get(metrics.ROUND, -1)) if is_step else told["round"]
-    return StepEnd(site, told["rank"], told["step"], round_) if round_ >= 0 else None
+    match told:
+        case Digest(round=int(round_)):
+            return StepEnd(site, told.rank, told.step, round_)
+        case Metric(kind=metrics.STEP, values=values) if metrics.ROUND in values:
+            return StepEnd(site, told.rank, told.step, int(values[metrics.ROUND]))
+    return None
 
 
 def check(case: Case, way: Way, ends: Mapping[str, End], kind: Kind = "sync") -> None:
