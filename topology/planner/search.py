@@ -218,7 +218,9 @@ class Search:
                 self._num_actions = max(self._num_actions, run.num_actions)
             self._simulated[key] = None if run is None else step_of(run)
         step_s = self._simulated[key]
-        return choice if step_s is None else self.with_step(choice, step_s)
+        if step_s is None:
+            return choice
+        return self.with_step(self.set_of(choice.sites).modelled(choice), step_s)
 
     def with_step(self, choice: Choice, step_s: float) -> Choice:
         """Return a choice whose step takes `step_s` seconds, by a better source than the model."""
@@ -653,6 +655,12 @@ class SiteSet:
             egress_usd_per_step=egress,
             budget_usd_per_s=budget,
         )
+
+    def modelled(self, choice: Choice) -> Choice:
+        """Return a choice with the step of the model, which may have been too long to be known."""
+        if choice.modelled_s < math.inf:
+            return choice
+        return dataclasses.replace(choice, modelled_s=self._model_of(choice).step_s(choice.timings))
 
     def _decided_job(self, coding: Coding, sizing: Sizing) -> Job:
         exchange = sizing.of(coding.of(self._job.exchange))
