@@ -422,6 +422,8 @@ class JournaledRun:
                 site.restarts.at_s.append(at_s)
             case EventKind.NODE_KEPT_OUT:
                 site.kept_out = str(detail["note"])
+                if site.wish is Wish.IN:  # which was said before this was known
+                    site.wish = Wish.NONE
             case EventKind.SITE_ENDED:
                 site.stage = Stage.ENDED
                 if "fault" in detail:

@@ -109,6 +109,22 @@ def test_a_node_that_is_at_fault_twice_is_kept_out_until_an_operator_adds_its_si
     assert [each.kind for each in recorded_events(world)].count(EventKind.SITE_RETURNING) == 2
 
 
+def test_who_added_a_site_before_it_was_known_to_compute_wrongly_is_asked_again() -> None:
+    world = World(3, needs_all=False, may_return=True, drops_corrupt=True)
+    world.activate()
+    world.tell(run_events.StateOffered("a"))
+    world.tell(run_events.GoOnWithout("b", "a and c do not reach it"))
+    world.tell(run_events.AddRequested("b"))
+    fail(world, "GRADIENTS_DIFFER")
+    world.wait(3600.0)
+    kinds = [each.kind for each in recorded_events(world)]
+    assert EventKind.NODE_KEPT_OUT in kinds
+    assert EventKind.SITE_RETURNING not in kinds
+    world.tell(run_events.AddRequested("b"))
+    world.wait(1.0)
+    assert EventKind.SITE_RETURNING in [each.kind for each in recorded_events(world)]
+
+
 @pytest.mark.parametrize("code", ["RANK_KILLED", "RANK_EXITED", "GATEWAY_EXITED", "NODE_LOST"])
 def test_an_outage_is_survived_and_is_a_loss_at_the_end(code: str) -> None:
     world = World(3, needs_all=False)

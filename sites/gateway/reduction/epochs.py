@@ -324,7 +324,9 @@ class Epochs:
         return True
 
     def _note_missing(self, plan: PlanInForce) -> None:
-        before, after = self._plans[-1].plan.members, plan.plan.members
+        before, after = {*self._plans[-1].plan.members}, plan.plan.members
+        if self._pending is not None:  # ranks may already count on the sites that were to enter
+            before |= {*self._pending.plan.members}
         self.missing = {site: at for site, at in self.missing.items() if site not in after}
         self.missing |= {site: plan.from_round for site in before if site not in after}
 
