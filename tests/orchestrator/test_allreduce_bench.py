@@ -377,7 +377,7 @@ def told(folder: Path, *overrides: str, emulator: str | None) -> tuple[float, fl
 
 @pytest.mark.parametrize("emulator", [None, "netns"])
 def test_emulated_links_are_those_of_the_topology(tmp_path: Path, emulator: str | None) -> None:
-    assert told(tmp_path, emulator=emulator) == (25e6, 0.08, 1 << 20, 4 << 20)
+    assert told(tmp_path, emulator=emulator) == (25e6, 0.08, 2 << 20, 4 << 20)
 
 
 def test_without_emulation_sites_are_told_of_this_machines_links(tmp_path: Path) -> None:
