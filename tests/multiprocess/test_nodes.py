@@ -9,6 +9,7 @@ import sys
 import psutil
 import pytest
 
+from isthmus.protos.catalogue import ExitCode
 from isthmus.sites.trainer.reference import train_alone
 from isthmus.topology.documents.load import load_job
 from tests.multiprocess.harness import UNDER_BOTH_SECURITIES, Bench, job_yaml, kill, topology_yaml
@@ -67,7 +68,9 @@ def test_two_nodes_train_what_one_process_would(run: Bench) -> None:
 @pytest.mark.exhaustive
 @UNDER_BOTH_SECURITIES
 def test_a_node_that_is_killed_is_its_sites_loss(run: Bench) -> None:
-    topology = several_machines([(2, 1), (1, 1), (1, 1)], min_sites=2, detect_within="6s")
+    topology = several_machines(
+        [(2, 1), (1, 1), (1, 1)], min_sites=2, max_restarts=0, detect_within="6s"
+    )
     job = run.write(topology, job_yaml(steps=60))
     process = run.start("launch", str(job), "--json")
 
@@ -84,7 +87,7 @@ def test_a_node_that_is_killed_is_its_sites_loss(run: Bench) -> None:
     (agent,) = run.pids("-m isthmus.sites.agent", "--site a")
     run.wait_for("the end of the site", lambda: not run.children(agent), 30)
     out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, f"{out}\n{err}\n{run.logs()}"
+    assert process.returncode == ExitCode.WITH_LOSSES, f"{out}\n{err}\n{run.logs()}"
     assert not any(map(psutil.pid_exists, below))
     assert steps() == 60
     events = run.isthmus("events", "--json").check().out
