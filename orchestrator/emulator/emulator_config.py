@@ -130,7 +130,7 @@ class Counted(Message):
     """The counters of the links: after each answer, once a second, and at the end."""
 
     links: tuple[Mapping[str, Any], ...]
-    """Of each directed link `source`, `target`, and figures since the start."""
+    """One for each directed link: `source`, `target`, and its figures since the start."""
 
 
 def check_endpoints(endpoints: Sequence[RelayEndpoint], links: Collection[tuple[str, str]]) -> None:

@@ -253,7 +253,7 @@ class Answer(Message):
 
     changes: tuple[str, ...] = ()
     wrong: str = ""
-    """What is wrong with the fault."""
+    """Why nothing was changed; empty: it was."""
     failed: str = ""
     """Why it was not done."""
 

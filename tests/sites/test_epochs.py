@@ -182,13 +182,18 @@ def test_a_site_enters_with_the_round_that_ranks_mark() -> None:
 def test_a_site_that_was_to_enter_is_missing_if_it_is_lost_before() -> None:
     """Its ranks and others' may have agreed by then that it takes part."""
     epochs = Epochs(plan(0, 0, LEFT))
-    for each in range(5):
-        epochs.begin(each)
+    for round_ in range(5):
+        epochs.begin(round_)
     epochs.settle(1, stops=False)
     assert epochs.await_entry(plan(1, 6, ALL))
     epochs.settle(2, stops=True)
     assert epochs.resume(plan(2, 4, LEFT))
     assert epochs.missing == {2: 4}
+    epochs.settle(3, stops=False)
+    assert epochs.await_entry(plan(3, 8, ALL))
+    epochs.settle(4, stops=True)
+    assert epochs.resume(plan(4, 5, LEFT))
+    assert epochs.missing == {2: 4}, "since it was lost"
 
 
 def test_a_loss_takes_the_place_of_an_entry() -> None:

@@ -327,8 +327,8 @@ class Epochs:
         before, after = {*self._plans[-1].plan.members}, plan.plan.members
         if self._pending is not None:  # ranks may already count on the sites that were to enter
             before |= {*self._pending.plan.members}
-        self.missing = {site: at for site, at in self.missing.items() if site not in after}
-        self.missing |= {site: plan.from_round for site in before if site not in after}
+        known = {site: at for site, at in self.missing.items() if site not in after}
+        self.missing = {site: plan.from_round for site in before if site not in after} | known
 
     def fate(self, order: ChunkOrder) -> Fate:
         """Return the fate of a chunk in a round that a resume has restarted."""

@@ -22,6 +22,6 @@ class Rank:
     members: MemberHistory
     steps: StepLog
     numbers: StepNumbers
-    """Of the steps that a script is to take."""
+    """The numbers that `Site.steps` gives to a script."""
     records: Records
     regime: RunRegime

@@ -29,13 +29,13 @@ class UseWatch:
         self._warn = warn
         self._has_warned = False
         self._undo: list[Callable[[], None]] = []
-        for each in models:
-            self._watch(each.module if isinstance(each, DistributedDataParallel) else each)
+        for model in models:
+            self._watch(model.module if isinstance(model, DistributedDataParallel) else model)
 
     def close(self) -> None:
         """Watch no more."""
-        for each in self._undo:
-            each()
+        for undo in self._undo:
+            undo()
 
     def _watch(self, model: nn.Module) -> None:
         def note_pass(module: nn.Module, _: object) -> None:

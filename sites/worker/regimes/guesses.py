@@ -32,8 +32,8 @@ class Guesses:
         Raises:
             TypeError: nobody knows how to look ahead by one of the optimizers.
         """
-        for each in attached.optimizers:
-            check_known(each)
+        for optimizer in attached.optimizers:
+            check_known(optimizer)
         self._hook = attached.hook
         """Is told where passes read other values than those before."""
         self._trained = attached.hook.trained
@@ -72,12 +72,12 @@ class Guesses:
 
     def close(self) -> None:
         """Watch no pass any more."""
-        for each in self._undo:
-            each()
+        for undo in self._undo:
+            undo()
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Have passes compute at what parameters hold, too: what all sites have."""
+        """Let passes in this context compute at all sites' parameters, not at a guess."""
         was_away, self._is_away = self._is_away, True
         try:
             yield

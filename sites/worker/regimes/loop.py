@@ -30,7 +30,7 @@ class Attached:
     """What crosses between sites."""
     models: Sequence[nn.Module]
     optimizers: Sequence[Optimizer]
-    """Of the models' parameters, in the order in which they step."""
+    """The optimizers of the models' parameters, in the order in which they step."""
     counts: Callable[[], bool]
     """Whether this site takes part now; else it only gets results."""
     num_sites: Callable[[int], int]

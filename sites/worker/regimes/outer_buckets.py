@@ -471,9 +471,9 @@ def written(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Ten
         locals_ = {name: local_of(each) for name, each in tensors.items()}
         flats = flat_of(locals_)
         yield flats
-        for name, each in locals_.items():
-            if each.data_ptr() != flats[name].data_ptr():
-                each.copy_(flats[name].view(each.shape))
+        for name, tensor in locals_.items():
+            if tensor.data_ptr() != flats[name].data_ptr():
+                tensor.copy_(flats[name].view(tensor.shape))
 
 
 def flat_of(locals_: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
